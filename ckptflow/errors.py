@@ -1,0 +1,174 @@
+"""What can go wrong, grouped by what the caller should do about it.
+
+CheckpointError
+├── ConfigError             fix the site file or the arguments          (also ValueError)
+│   └── StateError              the state cannot be saved, or does not fit the checkpoint
+├── NotFoundError           nothing of that name: start from step 0, or name another (also KeyError)
+├── TierError               the place failed: use another copy or another tier
+│   ├── TierUnavailable         may pass when tried again
+│   ├── TierFull                permanent until something is pruned
+│   └── AlreadyExists           a write-once key is taken
+├── CorruptionError         bytes do not match their digest: use another copy
+├── FormatError             written by a version this one cannot read
+├── RestoreError            no copy of any checkpoint could be restored
+├── FencedError             a newer attempt owns this lineage: stop this one
+├── FlushError              a copy outward failed; the inner copy is intact
+└── WorkflowError           a task or a run, not a checkpoint, has failed
+    ├── Preempted               state is saved; run the task again to go on
+    ├── TaskExited              the task called sys.exit or was interrupted
+    ├── RemoteTaskError         the task raised something this side cannot import
+    └── RunLocked               another process is running this workflow
+
+Each class has a ``kind``, stable across versions, used in logs, in JSON and in the exit
+text of the command line. ``tests/unit/test_errors.py`` keeps this tree true.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CheckpointError(Exception):
+    """Base of every error that ckptflow raises on purpose."""
+
+    kind: ClassVar[str] = "error"
+
+
+class ConfigError(CheckpointError, ValueError):
+    """The site file, the policy or an argument is wrong. Nothing was touched."""
+
+    kind = "config"
+
+
+class StateError(ConfigError):
+    """The state cannot be saved as it is, or does not fit the checkpoint.
+
+    ``mismatches`` has one sentence per problem, so that all can be mended at once.
+    """
+
+    kind = "state"
+
+    def __init__(self, message: str, mismatches: tuple[str, ...] = ()) -> None:
+        self.mismatches = mismatches
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.mismatches))
+
+
+class NotFoundError(CheckpointError, KeyError):
+    """Nothing of that name exists on the tiers that were asked."""
+
+    kind = "not-found"
+
+    def __str__(self) -> str:  # KeyError would print the repr, with quotes.
+        return str(self.args[0]) if self.args else ""
+
+
+class TierError(CheckpointError):
+    """A tier could not do what it was asked."""
+
+    kind = "tier"
+
+
+class TierUnavailable(TierError):
+    """The tier did not answer, or refused; it may work when tried again."""
+
+    kind = "tier-unavailable"
+
+
+class TierFull(TierError):
+    """No space or no quota is left on the tier."""
+
+    kind = "tier-full"
+
+
+class AlreadyExists(TierError):
+    """The key is taken. Keys are write-once; somebody else was first."""
+
+    kind = "already-exists"
+
+
+class CorruptionError(CheckpointError):
+    """Stored bytes do not match the digest recorded for them."""
+
+    kind = "corruption"
+
+
+class FormatError(CheckpointError):
+    """The object was written in a format this version cannot read."""
+
+    kind = "format"
+
+
+class RestoreError(CheckpointError):
+    """No copy of any checkpoint could be restored; the notes list each attempt."""
+
+    kind = "restore"
+
+
+class FencedError(CheckpointError):
+    """A newer attempt has claimed this lineage, so this one may not commit any more."""
+
+    kind = "fenced"
+
+
+class FlushError(CheckpointError):
+    """A checkpoint did not reach an outer tier. The inner copy is intact."""
+
+    kind = "flush"
+
+
+class WorkflowError(CheckpointError):
+    """A task or a run failed."""
+
+    kind = "workflow"
+
+
+class Preempted(WorkflowError):
+    """The task saved its state and stopped before its time ran out.
+
+    Run it again and it goes on from ``step``. ``resumed_step`` tells where this attempt
+    began, so that a retry handler can see whether it made progress.
+    """
+
+    kind = "preempted"
+
+    def __init__(
+        self, message: str, *, task: str = "", step: int = -1, resumed_step: int | None = None
+    ) -> None:
+        self.task, self.step, self.resumed_step = task, step, resumed_step
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {"task": self.task, "step": self.step, "resumed_step": self.resumed_step}
+        return (type(self), (str(self),), state)
+
+
+class TaskExited(WorkflowError):
+    """The task left by ``sys.exit`` or an interrupt instead of returning."""
+
+    kind = "task-exited"
+
+
+class RemoteTaskError(WorkflowError):
+    """The task raised an exception that does not survive the way back.
+
+    ``type_name`` and ``remote_traceback`` are text, so nothing has to be imported.
+    """
+
+    kind = "remote-task"
+
+    def __init__(self, message: str, *, type_name: str = "", remote_traceback: str = "") -> None:
+        self.type_name, self.remote_traceback = type_name, remote_traceback
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {"type_name": self.type_name, "remote_traceback": self.remote_traceback}
+        return (type(self), (str(self),), state)
+
+
+class RunLocked(WorkflowError):
+    """Another live process holds the run."""
+
+    kind = "run-locked"
