@@ -1,0 +1,200 @@
+"""The nouns: what lineages, checkpoints and their parts are called, and their keys.
+
+Plain frozen values. ``docs/reference/format-v1.md`` defines the keys; nothing else in the
+package spells them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptflow.errors import ConfigError
+
+NAME_MAX = 120
+STORE_KEY = "ckptflow-store.json"
+LINEAGES = "lineages"
+FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated pattern.
+
+_NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
+_MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
+_ATTEMPT_KEY = re.compile(r"attempts/(\d{8})\.(claim|resume|end)")
+_PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4})\.pack")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LineageId:
+    """The checkpoints of one task of one run.
+
+    Raises:
+        ConfigError: a name is not made of the characters that keys may have.
+    """
+
+    run: str
+    task: str
+
+    def __post_init__(self) -> None:
+        for noun, name in (("run", self.run), ("task", self.task)):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{name!r} cannot be the name of a {noun}: use 1 to {NAME_MAX} of the "
+                    f"characters A-Z a-z 0-9 . _ = + - and do not begin with a dot."
+                )
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.task}"
+
+    @property
+    def prefix(self) -> str:
+        """Folder of the lineage on every tier."""
+        return f"{LINEAGES}/{self.run}/{self.task}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """One checkpoint of a lineage. They sort from the oldest to the newest."""
+
+    step: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} (attempt {self.attempt})"
+
+    @property
+    def manifest_key(self) -> str:
+        """Key of the manifest, relative to the lineage."""
+        return f"manifests/{self.step:012d}.{self.attempt:08d}.ckpt"
+
+    def pack_key(self, part: int) -> str:
+        """Key of a pack, relative to the lineage."""
+        return f"packs/{self.step:012d}.{self.attempt:08d}.{part:04d}.pack"
+
+    @staticmethod
+    def of_manifest(key: str) -> CheckpointId | None:
+        """Read a relative manifest key; ``None`` if it is not one."""
+        match = _MANIFEST_KEY.fullmatch(key)
+        return CheckpointId(int(match[1]), int(match[2])) if match else None
+
+    @staticmethod
+    def of_pack(key: str) -> CheckpointId | None:
+        """Read which checkpoint wrote a pack from its relative key; ``None`` if it is not one."""
+        match = _PACK_KEY.fullmatch(key)
+        return CheckpointId(int(match[1]), int(match[2])) if match else None
+
+
+def attempt_key(attempt: int, what: str) -> str:
+    """Key of the ``claim``, ``resume`` or ``end`` of an attempt, relative to the lineage."""
+    return f"attempts/{attempt:08d}.{what}"
+
+
+def parse_attempt_key(key: str) -> tuple[int, str] | None:
+    """Return (attempt, what) of a relative key; ``None`` if it is not one."""
+    match = _ATTEMPT_KEY.fullmatch(key)
+    return (int(match[1]), match[2]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class PackRef:
+    """A pack as a manifest names it."""
+
+    key: str  # Relative to the lineage.
+    size_bytes: int
+    frame_count: int
+    table_seal: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionEntry:
+    """A region as a manifest names it."""
+
+    name: str
+    size_bytes: int
+    root: bytes
+    extent_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentTable:
+    """Where the bytes of regions lie: one row an extent, in the order of the regions.
+
+    Attributes:
+        length: bytes covered, uint64 [n].
+        source: position in the plain stream of the pack, or the 8 bytes of a fill, uint64 [n].
+        pack: number of the pack in the manifest's list, or `FILL`, uint32 [n].
+    """
+
+    length: NDArray[np.uint64]
+    source: NDArray[np.uint64]
+    pack: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ExtentTable) and all(
+            np.array_equal(getattr(self, column), getattr(other, column))
+            for column in ("length", "source", "pack")
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def rows(self, start: int, stop: int) -> ExtentTable:
+        """Return the rows from ``start`` to ``stop`` as views."""
+        part = slice(start, stop)
+        return ExtentTable(self.length[part], self.source[part], self.pack[part])
+
+    @staticmethod
+    def of(rows: list[ExtentTable]) -> ExtentTable:
+        """Join tables."""
+        if not rows:
+            empty = np.empty(0, np.uint64)
+            return ExtentTable(empty, empty, np.empty(0, np.uint32))
+        return ExtentTable(
+            np.concatenate([part.length for part in rows]),
+            np.concatenate([part.source for part in rows]),
+            np.concatenate([part.pack for part in rows]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is: see the format page for each field."""
+
+    lineage: LineageId
+    id: CheckpointId
+    parent: CheckpointId | None
+    kind: str  # "full" or "delta".
+    created: str
+    writer: str
+    metrics: dict[str, float]
+    root: bytes
+    chunk_bytes: int
+    packs: tuple[PackRef, ...]
+    regions: tuple[RegionEntry, ...]
+    extents: ExtentTable
+    structure: Any  # JSON-like; the grammar is data.tree's.
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all regions: what a full copy would take."""
+        return sum(region.size_bytes for region in self.regions)
+
+    @property
+    def own_packs(self) -> tuple[PackRef, ...]:
+        """The packs written for this checkpoint, as opposed to older ones that it shares."""
+        return tuple(pack for pack in self.packs if CheckpointId.of_pack(pack.key) == self.id)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the packs written for this checkpoint."""
+        return sum(pack.size_bytes for pack in self.own_packs)
+
+    def region_extents(self) -> list[ExtentTable]:
+        """Return each region's rows of the extent table."""
+        ends = np.cumsum([region.extent_count for region in self.regions], dtype=np.intp)
+        starts = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
+        return [self.extents.rows(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]

@@ -1,0 +1,1 @@
+"""Where bytes live. A tier knows keys and bytes, and nothing about checkpoints."""

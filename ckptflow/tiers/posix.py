@@ -1,0 +1,191 @@
+"""A folder as a tier: node-local disks and parallel file systems.
+
+Keys are paths below the folder. Files and folders are private to the user; symbolic links
+are not followed on the last step, and keys cannot climb out of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from typing_extensions import Buffer
+
+from ckptflow.errors import (
+    AlreadyExists,
+    ConfigError,
+    CorruptionError,
+    NotFoundError,
+    TierError,
+    TierFull,
+    TierUnavailable,
+)
+from ckptflow.tiers import durable
+from ckptflow.tiers.tier import check_key
+
+_READ_BYTES_MAX = 1 << 30
+_PARTIAL_AGE_S = 86_400.0  # A put that is a day old has no writer any more.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class PosixTier:
+    """A folder that holds one file per key.
+
+    Args:
+        root: the folder; made on the first write.
+        name: used in messages.
+        level: 1 for a node's own disk, 3 for a parallel file system.
+    """
+
+    def __init__(self, root: str | Path, *, name: str = "posix", level: int = 1) -> None:
+        self._root, self._name, self._level = Path(root).absolute(), name, level
+        if self._root.exists() and not self._root.is_dir():
+            raise ConfigError(f"Tier {name!r} needs a folder, but {self._root} is a file.")
+
+    def __repr__(self) -> str:
+        return f"PosixTier({str(self._root)!r}, name={self._name!r}, level={self._level})"
+
+    @property
+    def name(self) -> str:
+        """Name from the site file."""
+        return self._name
+
+    @property
+    def level(self) -> int:
+        """Survival class of the file system."""
+        return self._level
+
+    @property
+    def root(self) -> Path:
+        """The folder, absolute."""
+        return self._root
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """See `Tier.put`."""
+        with self._translated("write", key):
+            durable.write_atomic(self._path(key), parts)
+
+    def create(self, key: str, value: Buffer) -> None:
+        """See `Tier.create`."""
+        with self._translated("create", key):
+            durable.create_exclusive(self._path(key), value)
+
+    def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
+        """See `Tier.get`."""
+        with self._translated("read", key), self._opened(key) as descriptor:
+            left = max(0, os.fstat(descriptor).st_size - start_bytes)
+            data = bytearray(left if size_bytes is None else min(size_bytes, left))
+            filled = _read_full(descriptor, memoryview(data), start_bytes)
+        return bytes(data[:filled])
+
+    def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
+        """See `Tier.read_into`."""
+        view = memoryview(target).cast("B")
+        with self._translated("read", key), self._opened(key) as descriptor:
+            filled = _read_full(descriptor, view, start_bytes)
+        if filled < len(view):
+            raise CorruptionError(
+                f"{key!r} on tier {self._name!r} ends after {start_bytes + filled} bytes; "
+                f"{len(view)} bytes were expected from byte {start_bytes} on."
+            )
+
+    def size(self, key: str) -> int:
+        """See `Tier.size`."""
+        with self._translated("read", key), self._opened(key) as descriptor:
+            return os.fstat(descriptor).st_size
+
+    def iter_keys(self, prefix: str) -> Iterator[str]:
+        """See `Tier.iter_keys`."""
+        check_key(prefix, prefix=True)
+        yield from sorted(self._walk(prefix))
+
+    def iter_folders(self, prefix: str) -> Iterator[str]:
+        """See `Tier.iter_folders`."""
+        check_key(prefix, prefix=True)
+        with self._translated("list", prefix):
+            names = [entry.name for entry in self._scan(prefix) if entry.is_dir()]
+        for name in sorted(names):
+            if next(self._walk(f"{prefix}/{name}" if prefix else name), None) is not None:
+                yield name
+
+    def delete(self, key: str) -> None:
+        """See `Tier.delete`."""
+        with self._translated("delete", key), contextlib.suppress(FileNotFoundError):
+            self._path(key).unlink()
+
+    def sweep(self, *, now_s: float | None = None) -> int:
+        """Remove files that killed writers left behind a day ago or earlier; count them."""
+        limit = (time.time() if now_s is None else now_s) - _PARTIAL_AGE_S
+        removed = 0
+        with self._translated("sweep", ""):
+            for path in self._root.rglob(f".*{durable.PARTIAL_SUFFIX}"):
+                with contextlib.suppress(FileNotFoundError):  # Its writer was faster.
+                    if path.stat(follow_symlinks=False).st_mtime < limit:
+                        path.unlink()
+                        removed += 1
+        return removed
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._root / prefix) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _walk(self, prefix: str) -> Iterator[str]:
+        with self._translated("list", prefix):
+            entries = self._scan(prefix)
+        for entry in entries:
+            key = f"{prefix}/{entry.name}" if prefix else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(key)
+            elif entry.is_file(follow_symlinks=False):
+                yield key
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", key)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _translated(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._tier_error(verb, key, error) from error
+
+    def _tier_error(self, verb: str, key: str, error: OSError) -> TierError | NotFoundError:
+        if isinstance(error, FileExistsError) and verb == "create":
+            return AlreadyExists(f"Tier {self._name!r} already holds {key!r}.")
+        if error.errno in _ABSENT and verb == "read":
+            return NotFoundError(f"Tier {self._name!r} ({self._root}) holds no {key!r}.")
+        reason = f"{error.strerror or error} (errno {error.errno})"
+        where = f"{verb} {key!r} on tier {self._name!r} ({self._root})"
+        if error.errno in _FULL:
+            return TierFull(f"No room to {where}: {reason}. Prune the tier or free space.")
+        return TierUnavailable(f"Cannot {where}: {reason}.")
+
+
+def _read_full(descriptor: int, view: memoryview, start_bytes: int) -> int:
+    filled = 0
+    while filled < len(view):
+        piece = view[filled : filled + _READ_BYTES_MAX]
+        count = os.preadv(descriptor, [piece], start_bytes + filled)
+        if count == 0:
+            break
+        filled += count
+    return filled

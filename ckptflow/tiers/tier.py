@@ -1,0 +1,116 @@
+"""The contract of a tier: a flat map from keys to write-once bytes.
+
+``ckptflow.testing.conformance`` holds the test suite that every tier passes; subclass it
+to test your own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from typing_extensions import Buffer
+
+from ckptflow.errors import ConfigError
+
+KEY_BYTES_MAX = 1024
+
+_PART = re.compile(r"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{0,199}")
+
+
+@runtime_checkable
+class Tier(Protocol):
+    """A flat map from keys to bytes, written once and read many times.
+
+    A key is absent, or whole, or deleted; readers never see part of a value. Keys are
+    relative, with ``/`` between parts; a part has 1 to 200 of the characters
+    ``A-Za-z0-9._=+-`` and does not start with a dot. Anything else is a `ConfigError`,
+    since keys that come from storage are not trusted.
+
+    Every member may raise `TierUnavailable` for what may pass when tried again, and the
+    writing ones `TierFull` when no space is left. All are safe to call from several
+    threads at once.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name from the site file, used in messages."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """Survival class: 0 memory, 1 node-local, 2 redundant, 3 parallel FS, 4 remote."""
+        ...
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Store the bytes of ``parts``, one after the other, whole or not at all.
+
+        On return they are as durable as the level promises. Putting the same bytes again
+        is allowed, so an interrupted copy can be repeated.
+        """
+        ...
+
+    def create(self, key: str, value: Buffer) -> None:
+        """Store ``value`` if the key is absent; of several callers exactly one succeeds.
+
+        Raises:
+            AlreadyExists: the key is taken.
+        """
+        ...
+
+    def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
+        """Return the value, or ``size_bytes`` of it from ``start_bytes`` on.
+
+        A range that reaches past the end is cut there.
+
+        Raises:
+            NotFoundError: the key is absent.
+        """
+        ...
+
+    def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
+        """Fill ``target``, a writable flat buffer, from ``start_bytes`` of the value on.
+
+        Raises:
+            NotFoundError: the key is absent.
+            CorruptionError: the value ends before ``target`` is full.
+        """
+        ...
+
+    def size(self, key: str) -> int:
+        """Return the size of the value in bytes.
+
+        Raises:
+            NotFoundError: the key is absent.
+        """
+        ...
+
+    def iter_keys(self, prefix: str) -> Iterator[str]:
+        """Yield, sorted, every key below the folder ``prefix`` (``""``: all)."""
+        ...
+
+    def iter_folders(self, prefix: str) -> Iterator[str]:
+        """Yield, sorted, the names directly below the folder ``prefix`` that hold keys."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Forget the key. Deleting an absent key is allowed."""
+        ...
+
+
+def check_key(key: str, *, prefix: bool = False) -> str:
+    """Return ``key`` when it is well formed; ``""`` is a well-formed prefix.
+
+    Raises:
+        ConfigError: the key is empty, too long, absolute, climbs out, or has odd characters.
+    """
+    if prefix and not key:
+        return key
+    if len(key) > KEY_BYTES_MAX or not all(_PART.fullmatch(part) for part in key.split("/")):
+        shown = key if len(key) < 200 else key[:200] + "…"
+        raise ConfigError(
+            f"{shown!r} is not a key: keys are relative, at most {KEY_BYTES_MAX} characters, "
+            f"and their parts are made of A-Z a-z 0-9 . _ = + - and do not start with a dot."
+        )
+    return key
