@@ -1,0 +1,88 @@
+"""What every test gets: a folder, a home and an environment of its own, and values.
+
+``SLOW=1`` or ``--slow`` adds the tests marked slow. Hypothesis runs the same examples every
+time, so that a red run is red again tomorrow; slow runs try ten times as many.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("slow", settings.get_profile("ci"), max_examples=600)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("slow" if _slow(config) else "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _slow(config):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with SLOW=1 or --slow"))
+
+
+def _slow(config: pytest.Config) -> bool:
+    return bool(config.getoption("--slow")) or os.environ.get("SLOW", "") not in {"", "0"}
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in a folder, a home and an environment that nothing else uses.
+
+    Parsl and the command line write below the current folder; a scheduler's variables, or
+    the user's own settings, must not decide a test.
+    """
+    home = tmp_path / "home"
+    home.mkdir()
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(home))
+    for name in os.environ:
+        if name.startswith(("CKPTFLOW_", "SLURM_", "PARSL_", "XDG_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder with pyproject.toml in it."""
+    return REPOSITORY
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator that gives the same numbers in every run."""
+    return np.random.default_rng(20_250_101)
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
+    """A small state: something dense, something constant, something of every odd shape."""
+    return {
+        "dense": rng.standard_normal((64, 33)),
+        "constant": np.full(10_000, 7, dtype=np.int32),
+        "scalar": np.array(2.5),
+        "empty": np.empty((0, 3), dtype=np.float32),
+        "flags": rng.integers(0, 2, 1_001).astype(np.bool_),
+    }
