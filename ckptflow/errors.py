@@ -3,7 +3,7 @@
 CheckpointError
 ├── ConfigError             fix the site file or the arguments          (also ValueError)
 │   └── StateError              the state cannot be saved, or does not fit the checkpoint
-├── NotFoundError           nothing of that name: start from step 0, or name another (also KeyError)
+├── NotFoundError           nothing of that name: start from step 0 (also KeyError)
 ├── TierError               the place failed: use another copy or another tier
 │   ├── TierUnavailable         may pass when tried again
 │   ├── TierFull                permanent until something is pruned
@@ -53,7 +53,7 @@ class StateError(ConfigError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.mismatches))
+        return (type(self), (str(self),), vars(self))
 
 
 class NotFoundError(CheckpointError, KeyError):
@@ -141,8 +141,7 @@ class Preempted(WorkflowError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = {"task": self.task, "step": self.step, "resumed_step": self.resumed_step}
-        return (type(self), (str(self),), state)
+        return (type(self), (str(self),), vars(self))
 
 
 class TaskExited(WorkflowError):
@@ -159,13 +158,14 @@ class RemoteTaskError(WorkflowError):
 
     kind = "remote-task"
 
-    def __init__(self, message: str, *, type_name: str = "", remote_traceback: str = "") -> None:
+    def __init__(
+        self, message: str, *, type_name: str = "", remote_traceback: str = ""
+    ) -> None:
         self.type_name, self.remote_traceback = type_name, remote_traceback
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = {"type_name": self.type_name, "remote_traceback": self.remote_traceback}
-        return (type(self), (str(self),), state)
+        return (type(self), (str(self),), vars(self))
 
 
 class RunLocked(WorkflowError):

@@ -7,6 +7,7 @@ functions stand at the edges (site files, arguments, tables).
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from ckptflow.errors import ConfigError
 
@@ -28,13 +29,11 @@ def parse_bytes(text: str | int) -> int:
         ConfigError: the text is no size, or its unit is not a unit of bytes.
     """
     if isinstance(text, int) and not isinstance(text, bool):
-        number, unit = float(text), ""
-    else:
-        number, unit = _split(str(text), "size", _BYTES, example="64 MiB")
-    size_bytes = round(number * _BYTES[unit])
-    if size_bytes < 0:
-        raise ConfigError(f"A size must not be negative, got {text!r}.")
-    return size_bytes
+        if text < 0:
+            raise ConfigError(f"A size must not be negative, got {text}.")
+        return text
+    number, unit = _split(str(text), "size", _BYTES, example="64 MiB")
+    return round(number * _BYTES[unit])
 
 
 def parse_seconds(text: str | float) -> float:
@@ -60,25 +59,28 @@ def parse_seconds(text: str | float) -> float:
         number, unit = _split(part, "duration", {**_SECONDS, "": 1.0}, example="5min")
         if unit == "" and len(parts) > 1:
             raise ConfigError(f"{text!r} mixes numbers with and without a unit of time.")
-        total += number * _SECONDS.get(unit, 1.0)
+        total += float(number) * _SECONDS.get(unit, 1.0)
     return total
 
 
 def format_bytes(size_bytes: float) -> str:
     """Return a size with three figures and a binary unit: ``"1.50 MiB"``."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} PiB"
+            break
+        size, unit = size / 1024, larger
+    if unit == "B":
+        return f"{size:.0f} B"
+    decimals = 2 if abs(size) < 10 else 1 if abs(size) < 100 else 0
+    return f"{size:.{decimals}f} {unit}"
 
 
 def format_seconds(duration_s: float) -> str:
     """Return a duration as people say it: ``"85 ms"``, ``"12.3 s"``, ``"2h05min"``."""
-    if duration_s < 1:
+    if duration_s < 0.9995:
         return f"{duration_s * 1e3:.0f} ms"
-    if duration_s < 60:
+    if duration_s < 59.95:
         return f"{duration_s:.1f} s"
     minutes, seconds = divmod(round(duration_s), 60)
     if minutes < 60:
@@ -88,7 +90,7 @@ def format_seconds(duration_s: float) -> str:
 
 def _split(
     text: str, noun: str, units: dict[str, float] | dict[str, int], *, example: str
-) -> tuple[float, str]:
+) -> tuple[Fraction, str]:
     match = _QUANTITY.fullmatch(text)
     if not match:
         raise ConfigError(f"{text!r} is not a {noun}; write for example {example!r}.")
@@ -96,4 +98,4 @@ def _split(
     if unit not in units:
         known = ", ".join(name for name in units if name)
         raise ConfigError(f"{text!r} has the unit {unit!r}; a {noun} is written in {known}.")
-    return float(number), unit
+    return Fraction(number), unit  # Exact: sizes beyond 2**53 are not rounded.
