@@ -1,0 +1,1 @@
+"""Pure work on bytes and values: no storage, no clocks, no policy."""
