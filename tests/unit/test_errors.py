@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,9 @@ def test_old_handlers_catch_them() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(NotFoundError, KeyError)
     assert str(NotFoundError("no run 'x'")) == "no run 'x'"
+
+
+def test_the_page_on_errors_is_complete(repository: Path) -> None:
+    page = (repository / "docs" / "reference" / "errors.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([a-z-]+)` \|", page, re.MULTILINE))
+    assert rows == {cls.__name__: cls.kind for cls in CLASSES}
