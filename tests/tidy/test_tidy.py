@@ -227,8 +227,8 @@ def test_tests_named_in_docstrings_exist() -> None:
 GLOSSARY = (
     "state, region, chunk, digest, extent, snapshot, pack, manifest, commit, checkpoint, "
     "lineage, parent, full, delta, consolidate, step, tier, level, copy, flush, fetch, "
-    "scavenge, partner copy, redundancy set, failure group, prune, verify, restore, restart, resume, "
-    "allocation, run, task, attempt, MTBF, RPO, RTO"
+    "scavenge, partner copy, redundancy set, failure group, prune, verify, restore, restart, "
+    "resume, allocation, run, task, attempt, MTBF, RPO, RTO"
 )
 
 
