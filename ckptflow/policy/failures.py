@@ -1,0 +1,50 @@
+"""How often to save when failures come at a known mean rate.
+
+One level, failures without memory. The cost is the time for which a save holds the
+application up; the interval is the computing time between two saves.
+
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+FGCS 22 (2006). ``tests/unit/test_interval.py`` compares with the examples the latter prints.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ckptflow.errors import ConfigError
+
+
+def young_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Return sqrt(2 · cost · MTBF), in seconds.
+
+    Raises:
+        ConfigError: the cost is negative, the MTBF is not positive, or one is not finite.
+    """
+    _check(cost_s, mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s)
+
+
+def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Return Daly's higher-order interval in seconds (his equation 37).
+
+    It stays right where the cost is no longer small against the MTBF; a cost of twice the
+    MTBF or more gives the MTBF itself.
+
+    Raises:
+        ConfigError: the cost is negative, the MTBF is not positive, or one is not finite.
+    """
+    _check(cost_s, mtbf_s)
+    ratio = cost_s / (2 * mtbf_s)
+    if ratio >= 1:
+        return mtbf_s
+    series = 1 + math.sqrt(ratio) / 3 + ratio / 9
+    return young_interval_s(cost_s, mtbf_s) * series - cost_s
+
+
+def _check(cost_s: float, mtbf_s: float) -> None:
+    if not (0 <= cost_s < math.inf and 0 < mtbf_s < math.inf):
+        raise ConfigError(
+            f"An interval needs a cost of 0 s or more and an MTBF above 0 s, "
+            f"got cost {cost_s} s and MTBF {mtbf_s} s."
+        )

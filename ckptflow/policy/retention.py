@@ -1,0 +1,222 @@
+"""How long checkpoints stay: a verdict for each, with the reasons.
+
+Two things hold whatever is asked for: the newest good checkpoint stays, and a damaged one
+stays as long as nothing good is newer, since somebody may want to save what can be saved
+from it. ``tests/unit/test_retention.py``, ``tests/property/test_policy_laws.py``.
+
+This is about checkpoints, not about objects: deleting one never deletes a pack that a kept
+checkpoint names (`ckptflow.store.prune` sees to that).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from ckptflow.errors import ConfigError
+from ckptflow.model import CheckpointId
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """Keep the ``count`` checkpoints whose ``metric`` is smallest or greatest.
+
+    Only finite values take part; of two equal ones the newer is better.
+    """
+
+    metric: str
+    mode: Mode
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ConfigError(f"The best {self.metric!r} is 'min' or 'max', not {self.mode!r}.")
+        if self.count < 1 or not self.metric:
+            raise ConfigError(
+                f"best= needs a metric and a count of 1 or more, got {self.metric!r} "
+                f"and {self.count}."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.mode}:{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints of a lineage to keep: those that any of the rules keeps.
+
+    Attributes:
+        newest: how many of the newest; ``None`` keeps all.
+        every_steps: the first one at or after each multiple of so many steps. Not only the
+            exact multiples: saves at times rather than steps hardly ever fall on them.
+        best: the best by a metric given to ``save``.
+    """
+
+    newest: int | None = 2
+    every_steps: int | None = None
+    best: BestOf | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("newest", self.newest), ("every", self.every_steps)):
+            if value is not None and value < 1:
+                raise ConfigError(f"Retention needs {name} of 1 or more, got {value}.")
+
+    def __str__(self) -> str:
+        parts = [f"newest={'all' if self.newest is None else self.newest}"]
+        if self.every_steps is not None:
+            parts.append(f"every={self.every_steps}")
+        if self.best is not None:
+            parts.append(f"best={self.best}")
+        return ",".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint as retention sees it."""
+
+    id: CheckpointId
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    good: bool = True  # Nothing is known against it.
+    void: bool = False  # The history went on without it; it must never be restored.
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Keep a checkpoint or drop it, and why."""
+
+    id: CheckpointId
+    keep: bool
+    reasons: tuple[str, ...]
+
+
+def retain(checkpoints: Sequence[Candidate], retention: Retention) -> list[Verdict]:
+    """Judge every checkpoint of one lineage; verdicts come in the order given.
+
+    Void and damaged ones never take the place of a good one: each rule chooses among the
+    good ones only.
+    """
+    good = sorted(
+        (one for one in checkpoints if one.good and not one.void),
+        key=lambda one: one.id,
+        reverse=True,
+    )
+    reasons: defaultdict[CheckpointId, list[str]] = defaultdict(list)
+    _keep_newest(good, retention.newest, reasons)
+    if retention.every_steps is not None:
+        _keep_every(good, retention.every_steps, reasons)
+    if retention.best is not None:
+        _keep_best(good, retention.best, reasons)
+    newest_good = good[0].id if good else None
+    return [
+        _verdict(one, tuple(reasons[one.id]), newest_good, retention) for one in checkpoints
+    ]
+
+
+def parse_retention(retention: int | str | Retention | None) -> Retention:
+    """Return the rules that a short form means.
+
+    ``3`` and ``"3"`` keep the newest three, ``"all"`` everything; rules are joined by commas:
+    ``"newest=3,every=1000,best=loss:min:2"``. ``None``, nothing said, keeps the newest two.
+
+    Raises:
+        ConfigError: it is none of the known forms, or a number is below 1.
+    """
+    if retention is None:
+        return Retention()
+    if isinstance(retention, Retention):
+        return retention
+    if isinstance(retention, int) and not isinstance(retention, bool):
+        return Retention(newest=retention)
+    if not isinstance(retention, str):
+        raise ConfigError(f"{retention!r} does not say what to keep; {_FORMS}.")
+    rules: dict[str, str] = {}
+    for part in retention.split(","):
+        name, sign, value = (piece.strip() for piece in part.partition("="))
+        name, value = (name, value) if sign else ("newest", name)
+        if name in rules or name not in ("newest", "every", "best"):
+            problem = "comes twice" if name in rules else "is not a rule"
+            raise ConfigError(
+                f"{retention!r} does not say what to keep: {name!r} {problem}; {_FORMS}."
+            )
+        rules[name] = value
+    newest = rules.get("newest", "2")
+    return Retention(
+        newest=None if newest == "all" else _count(newest, retention),
+        every_steps=_count(rules["every"], retention) if "every" in rules else None,
+        best=_best(rules["best"], retention) if "best" in rules else None,
+    )
+
+
+_FORMS = "write for example 3, 'all' or 'newest=3,every=1000,best=loss:min:2'"
+
+
+def _keep_newest(
+    good: Sequence[Candidate], newest: int | None, reasons: Mapping[CheckpointId, list[str]]
+) -> None:
+    for one in good[:newest]:
+        reasons[one.id].append(
+            "all are kept" if newest is None else f"among the newest {newest}"
+        )
+
+
+def _keep_every(
+    good: Sequence[Candidate], steps: int, reasons: Mapping[CheckpointId, list[str]]
+) -> None:
+    first = {one.id.step // steps: one.id for one in good}  # The oldest comes last, and stays.
+    for multiple, checkpoint in first.items():
+        if multiple > 0:
+            reasons[checkpoint].append(
+                f"first at or after step {multiple * steps} (every {steps} steps)"
+            )
+
+
+def _keep_best(
+    good: Sequence[Candidate], best: BestOf, reasons: Mapping[CheckpointId, list[str]]
+) -> None:
+    sign = 1 if best.mode == "min" else -1
+    measured = [one for one in good if math.isfinite(one.metrics.get(best.metric, math.nan))]
+    measured.sort(key=lambda one: sign * one.metrics[best.metric])  # Stable: newer ones first.
+    for one in measured[: best.count]:
+        value = one.metrics[best.metric]
+        among = "the best" if best.count == 1 else f"among the best {best.count}"
+        reasons[one.id].append(f"{among} by {best.metric} ({best.mode}): {value:.6g}")
+
+
+def _verdict(
+    one: Candidate,
+    reasons: tuple[str, ...],
+    newest_good: CheckpointId | None,
+    retention: Retention,
+) -> Verdict:
+    if one.void:
+        return Verdict(one.id, keep=False, reasons=("void: the task went on without it",))
+    if one.good:
+        return Verdict(one.id, bool(reasons), reasons or (f"no rule keeps it ({retention})",))
+    if newest_good is not None and newest_good > one.id:
+        return Verdict(one.id, keep=False, reasons=(f"damaged, and {newest_good} is good",))
+    return Verdict(one.id, keep=True, reasons=("damaged, but nothing newer is good",))
+
+
+def _count(text: str, whole: str) -> int:
+    if not re.fullmatch(r"-?\d+", text):
+        raise ConfigError(
+            f"{whole!r} does not say what to keep: {text!r} is no number; {_FORMS}."
+        )
+    return int(text)
+
+
+def _best(text: str, whole: str) -> BestOf:
+    match = re.fullmatch(r"(.+):(min|max)(?::(\d+))?", text)
+    if not match:
+        raise ConfigError(
+            f"{whole!r} does not say what to keep: {text!r} names no metric with min or max; "
+            f"{_FORMS}."
+        )
+    mode: Mode = "min" if match[2] == "min" else "max"
+    return BestOf(match[1], mode, int(match[3] or 1))

@@ -1,0 +1,205 @@
+"""Laws of the decisions: what must hold for every history, not for chosen ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptflow.model import CheckpointId
+from ckptflow.policy.failures import daly_interval_s, young_interval_s
+from ckptflow.policy.interval import (
+    EverySeconds,
+    EverySteps,
+    Interval,
+    Never,
+    OverheadAtMost,
+    Progress,
+    YoungDaly,
+    parse_interval,
+)
+from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.retention import BestOf, Candidate, Retention, parse_retention, retain
+
+ids = st.builds(CheckpointId, st.integers(0, 60), st.integers(1, 4))
+histories = st.lists(
+    st.builds(
+        Candidate,
+        ids,
+        st.dictionaries(st.sampled_from(["loss", "acc"]), st.floats(), max_size=2),
+        good=st.booleans(),
+        void=st.booleans(),
+    ),
+    max_size=14,
+    unique_by=lambda one: one.id,
+)
+retentions = st.builds(
+    Retention,
+    newest=st.none() | st.integers(1, 6),
+    every_steps=st.none() | st.integers(1, 30),
+    best=st.none()
+    | st.builds(
+        BestOf,
+        st.sampled_from(["loss", "acc", "a:b"]),
+        st.sampled_from(["min", "max"]),
+        st.integers(1, 4),
+    ),
+)
+
+
+def kept(history: list[Candidate], retention: Retention) -> set[CheckpointId]:
+    return {one.id for one in retain(history, retention) if one.keep}
+
+
+# --- retention -------------------------------------------------------------------------
+
+
+@given(history=histories, retention=retentions)
+def test_each_gets_one_verdict_with_reasons(
+    history: list[Candidate], retention: Retention
+) -> None:
+    verdicts = retain(history, retention)
+    assert [one.id for one in verdicts] == [one.id for one in history]
+    assert all(one.reasons and all(one.reasons) for one in verdicts)
+
+
+@given(history=histories, retention=retentions)
+def test_the_newest_good_one_stays(history: list[Candidate], retention: Retention) -> None:
+    good = [one.id for one in history if one.good and not one.void]
+    assert not good or max(good) in kept(history, retention)
+
+
+@given(history=histories, retention=retentions)
+def test_something_that_may_be_restored_stays(
+    history: list[Candidate], retention: Retention
+) -> None:
+    assert bool(kept(history, retention)) == any(not one.void for one in history)
+
+
+@given(history=histories, retention=retentions)
+def test_pruning_twice_drops_no_more(history: list[Candidate], retention: Retention) -> None:
+    once = kept(history, retention)
+    left = [one for one in history if one.id in once]
+    assert kept(left, retention) == once
+
+
+@given(history=histories, retention=retentions, more=st.integers(1, 5))
+def test_keeping_more_of_the_newest_never_drops_others(
+    history: list[Candidate], retention: Retention, more: int
+) -> None:
+    newest = None if retention.newest is None else retention.newest + more
+    assert kept(history, retention) <= kept(history, replace(retention, newest=newest))
+
+
+@given(history=histories, retention=retentions)
+def test_another_rule_never_drops_others(
+    history: list[Candidate], retention: Retention
+) -> None:
+    fewer = replace(retention, best=None, every_steps=None)
+    assert kept(history, fewer) <= kept(history, retention)
+
+
+@given(history=histories, retention=retentions, seed=st.randoms())
+def test_the_order_of_the_history_does_not_matter(
+    history: list[Candidate], retention: Retention, seed: object
+) -> None:
+    shuffled = list(history)
+    seed.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert kept(shuffled, retention) == kept(history, retention)
+
+
+@given(history=histories, retention=retentions)
+def test_bad_checkpoints_take_no_good_one_s_place(
+    history: list[Candidate], retention: Retention
+) -> None:
+    good = [one for one in history if one.good and not one.void]
+    assert kept(good, retention) == kept(history, retention) & {one.id for one in good}
+
+
+@given(retention=retentions)
+def test_a_retention_reads_back_what_it_prints(retention: Retention) -> None:
+    assert parse_retention(str(retention)) == retention
+
+
+# --- interval --------------------------------------------------------------------------
+
+milliseconds = st.integers(1, 10**9).map(lambda number: number / 1000)
+intervals = st.one_of(
+    st.just(Never()),
+    st.builds(EverySteps, st.integers(1, 10**9)),
+    st.builds(EverySeconds, milliseconds),
+    st.builds(YoungDaly, milliseconds),
+    st.builds(OverheadAtMost, st.floats(0, 1, exclude_min=True, exclude_max=True)),
+)
+times = st.floats(0, 1e6)
+progresses = st.builds(
+    Progress,
+    step=st.integers(0, 10_000),
+    last_saved_step=st.none() | st.integers(0, 10_000),
+    seconds_since_save=times,
+    elapsed_s=times,
+    blocked_s=times,
+    save_time_s=st.none() | times,
+    step_time_s=st.none() | times,
+    in_flight=st.booleans(),
+)
+
+
+@given(rule=intervals)
+def test_an_interval_reads_back_what_it_prints(rule: Interval) -> None:
+    assert parse_interval(str(rule)) == rule
+
+
+@given(rule=intervals, progress=progresses)
+def test_every_decision_has_a_reason(rule: Interval, progress: Progress) -> None:
+    assert rule.decide(progress).reason
+    assert rule.decide(progress) == rule.decide(progress)
+
+
+@given(rule=intervals, progress=progresses, steps=st.integers(0, 1000), wait_s=times)
+def test_what_is_due_stays_due_while_time_goes_on(
+    rule: Interval, progress: Progress, steps: int, wait_s: float
+) -> None:
+    later = replace(
+        progress,
+        step=progress.step + steps,
+        seconds_since_save=progress.seconds_since_save + wait_s,
+        elapsed_s=progress.elapsed_s + wait_s,
+    )
+    assert rule.decide(later).due or not rule.decide(progress).due
+
+
+@given(rule=intervals, progress=progresses)
+def test_a_saved_step_is_not_due(rule: Interval, progress: Progress) -> None:
+    assert not rule.decide(replace(progress, last_saved_step=progress.step)).due
+
+
+@given(cost_s=st.floats(0, 1e7), mtbf_s=st.floats(1e-3, 1e9))
+def test_daly_lies_between_nothing_and_young(cost_s: float, mtbf_s: float) -> None:
+    """And comes to agree with him where saves are short."""
+    daly, young = daly_interval_s(cost_s, mtbf_s), young_interval_s(cost_s, mtbf_s)
+    assert 0 <= daly <= max(young, mtbf_s)
+    if cost_s < 1e-6 * mtbf_s:
+        assert math.isclose(daly, young, rel_tol=1e-2)
+
+
+# --- placement -------------------------------------------------------------------------
+
+rules = st.lists(
+    st.builds(TierRule, st.sampled_from("abcdef"), st.integers(0, 4), st.integers(1, 5)),
+    min_size=1,
+    unique_by=lambda rule: rule.name,
+)
+
+
+@given(rules=rules, ordinal=st.integers(0, 100))
+def test_placement_goes_from_the_inside_outwards(rules: list[TierRule], ordinal: int) -> None:
+    level = {rule.name: rule.level for rule in rules}
+    usual = [one.tier for one in plan(ordinal, rules)]
+    everywhere = [one.tier for one in plan(ordinal, rules, last=True)]
+    assert [level[name] for name in everywhere] == sorted(level.values())
+    assert usual[0] == everywhere[0]
+    assert set(usual) <= set(everywhere)
+    assert len(plan(0, rules)) == len(rules)
