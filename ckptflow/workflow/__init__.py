@@ -1,0 +1,1 @@
+"""Workflows on Parsl: apps that checkpoint, runs that restart, and what keeps both honest."""
