@@ -1,0 +1,132 @@
+"""Train the digits classifier in PyTorch with nothing but a ``Checkpointer`` around the loop.
+
+No Parsl here: model, optimizer and the order of the batches are handed over once, and every
+object with ``state_dict`` and ``load_state_dict`` is saved and restored as it is. PyTorch's own
+generator, which draws the dropout, is saved with them.
+
+    python workflows/train_torch.py --store results/torch --steps 3000
+
+Kill it at any moment and run the same line again: it goes on after the newest checkpoint, and
+the digest in its last line is that of an undisturbed run. ``tests/process/test_train_torch.py``
+does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import digits
+import torch
+
+import ckptflow as cf
+
+
+class Batches:
+    """Endless batches of shuffled row numbers that know where they are."""
+
+    def __init__(self, rows: int, *, size: int, seed: int) -> None:
+        self.size = size
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.arange(rows)
+        self.position = rows
+
+    def draw(self) -> torch.Tensor:
+        """Return the next ``size`` row numbers, int64; shuffle again where too few are left."""
+        if self.position + self.size > len(self.order):
+            self.order = self.order[torch.randperm(len(self.order), generator=self.generator)]
+            self.position = 0
+        chosen = self.order[self.position : self.position + self.size]
+        self.position += self.size
+        return chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides which batches come next."""
+        state = self.generator.get_state()
+        return {"generator": state, "order": self.order, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that ``state_dict`` gave."""
+        self.generator.set_state(state["generator"])
+        self.order = state["order"].clone()
+        self.position = int(state["position"])
+
+
+def train(store: Path, *, run: str, steps: int, every: int, seed: int) -> tuple[float, str]:
+    """Train, or go on, up to ``steps`` steps; return the accuracy and the digest of all state."""
+    torch.manual_seed(seed)
+    data = digits.load()
+    images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(128, 10),
+    ).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batches = Batches(len(labels), size=64, seed=seed)
+    objects = {"model": model, "optimizer": optimizer, "batches": batches}
+    with cf.Checkpointer(store, run=run, task=f"seed-{seed}", every=every, **objects) as ckpt:
+        start = ckpt.resume()
+        print(f"starting at step {start} of {steps}", flush=True)
+        for step in range(start, steps):
+            rows = batches.draw()
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
+            loss.backward()
+            optimizer.step()
+            ckpt.step(
+                step + 1
+            )  # So many steps are done: all objects are between two steps now.
+    model.eval()
+    with torch.no_grad():
+        found = model(torch.from_numpy(data.test_images)).argmax(dim=1)
+    accuracy = float((found == torch.from_numpy(data.test_labels)).double().mean())
+    return accuracy, digest({name: thing.state_dict() for name, thing in objects.items()})
+
+
+def digest(state: Any) -> str:
+    """Return the SHA-256, in hex, of every tensor and number in a tree of containers."""
+    return hashlib.sha256(b"".join(_pieces(state, ""))).hexdigest()
+
+
+def _pieces(value: Any, path: str) -> list[bytes]:
+    if isinstance(value, dict):
+        pairs = [(f"{path}/{name}", item) for name, item in value.items()]
+    elif isinstance(value, list | tuple):
+        pairs = [(f"{path}/{index}", item) for index, item in enumerate(value)]
+    elif isinstance(value, torch.Tensor):
+        return [f"{path} {value.dtype} {tuple(value.shape)}".encode(), value.numpy().tobytes()]
+    else:
+        return [f"{path} {value!r}".encode()]
+    return [piece for name, item in pairs for piece in _pieces(item, name)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, and print one line with what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", type=Path, default=Path("results/torch"), help="checkpoints")
+    parser.add_argument("--name", default="train-torch", help="name of the run")
+    parser.add_argument("--steps", type=int, default=3000, help="steps to train")
+    parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
+    options = parser.parse_args(arguments)
+    # One thread and deterministic kernels: sums in the same order before and after a restart.
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    accuracy, found = train(
+        options.store,
+        run=options.name,
+        steps=options.steps,
+        every=options.every,
+        seed=options.seed,
+    )
+    print(f"accuracy={accuracy:.4f} sha256={found}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
