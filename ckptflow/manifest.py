@@ -112,6 +112,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
             {
                 "key": pack.key,
                 "bytes": pack.size_bytes,
+                "plain": pack.plain_bytes,
                 "frames": pack.frame_count,
                 "table": pack.table_seal.hex(),
             }
@@ -151,13 +152,13 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
         metrics=document["metrics"],
         root=bytes.fromhex(document["root"]),
         chunk_bytes=document["chunk"],
-        packs=tuple(
-            PackRef(pack["key"], pack["bytes"], pack["frames"], bytes.fromhex(pack["table"]))
-            for pack in document["packs"]
-        ),
+        packs=tuple(_pack(pack) for pack in document["packs"]),
         regions=tuple(
             RegionEntry(
-                region["name"], region["bytes"], bytes.fromhex(region["root"]), region["extents"]
+                region["name"],
+                region["bytes"],
+                bytes.fromhex(region["root"]),
+                region["extents"],
             )
             for region in document["regions"]
         ),
@@ -168,11 +169,24 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
     return manifest
 
 
+def _pack(entry: dict[str, Any]) -> PackRef:
+    if CheckpointId.of_pack(entry["key"]) is None:  # Keys from storage are not trusted.
+        raise ValueError(f"{entry['key']!r} is not the key of a pack")
+    return PackRef(
+        key=entry["key"],
+        size_bytes=entry["bytes"],
+        plain_bytes=entry["plain"],
+        frame_count=entry["frames"],
+        table_seal=bytes.fromhex(entry["table"]),
+    )
+
+
 def _check_extents(manifest: Manifest) -> None:
     if len(manifest.extents) != sum(region.extent_count for region in manifest.regions):
         raise ValueError("the extent table and the region table disagree")
     for region, rows in zip(manifest.regions, manifest.region_extents(), strict=True):
-        if int(rows.length.sum()) != region.size_bytes:
+        longest = int(rows.length.max(initial=0))  # The sum alone could wrap around.
+        if longest > region.size_bytes or int(rows.length.sum()) != region.size_bytes:
             raise ValueError(f"the extents of region {region.name!r} do not cover it")
     data_packs = manifest.extents.pack[manifest.extents.pack != FILL]
     if data_packs.size and int(data_packs.max()) >= len(manifest.packs):

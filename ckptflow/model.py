@@ -23,7 +23,7 @@ FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated 
 _NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
 _MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
 _ATTEMPT_KEY = re.compile(r"attempts/(\d{8})\.(claim|resume|end)")
-_PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4})\.pack")
+_PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4})\.[0-9a-f]{8}\.pack")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,9 +69,12 @@ class CheckpointId:
         """Key of the manifest, relative to the lineage."""
         return f"manifests/{self.step:012d}.{self.attempt:08d}.ckpt"
 
-    def pack_key(self, part: int) -> str:
-        """Key of a pack, relative to the lineage."""
-        return f"packs/{self.step:012d}.{self.attempt:08d}.{part:04d}.pack"
+    def pack_key(self, part: int, nonce: str) -> str:
+        """Key of a pack, relative to the lineage; ``nonce`` is 8 hex digits, new each time.
+
+        With it a save that is repeated elsewhere never gives one key two meanings.
+        """
+        return f"packs/{self.step:012d}.{self.attempt:08d}.{part:04d}.{nonce}.pack"
 
     @staticmethod
     def of_manifest(key: str) -> CheckpointId | None:
@@ -103,6 +106,7 @@ class PackRef:
 
     key: str  # Relative to the lineage.
     size_bytes: int
+    plain_bytes: int  # Length of its plain stream.
     frame_count: int
     table_seal: bytes
 
@@ -198,3 +202,19 @@ class Manifest:
         ends = np.cumsum([region.extent_count for region in self.regions], dtype=np.intp)
         starts = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
         return [self.extents.rows(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A reference to a saved state: small, picklable, and enough to load it elsewhere.
+
+    ``tiers`` describes, as plain data, how to open the tiers that may hold it. ``root`` is the
+    root of the checkpoint in hex: two exports with one root are the same bits.
+    """
+
+    run: str
+    task: str
+    step: int
+    root: str
+    state_bytes: int
+    tiers: tuple[dict[str, Any], ...]

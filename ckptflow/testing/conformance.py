@@ -1,9 +1,9 @@
 """What every tier must do, as a pytest class.
 
-    class TestMyTier(TierConformance):
-        @pytest.fixture
-        def tier(self) -> Tier:
-            return MyTier(...)
+class TestMyTier(TierConformance):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return MyTier(...)
 """
 
 from __future__ import annotations
@@ -15,7 +15,20 @@ import pytest
 from ckptflow.errors import AlreadyExists, ConfigError, CorruptionError, NotFoundError
 from ckptflow.tiers.tier import Tier
 
-BAD_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a/.b", "a b", "a\0b", "ä", "a" * 2000]
+BAD_KEYS = [
+    "",
+    "/a",
+    "a/",
+    "a//b",
+    "../a",
+    "a/../b",
+    ".a",
+    "a/.b",
+    "a b",
+    "a\0b",
+    "ä",
+    "a" * 2000,
+]
 
 
 class TierConformance:
@@ -82,7 +95,9 @@ class TierConformance:
         ("start", "size", "expected"),
         [(0, 3, b"012"), (3, None, b"3456789"), (8, 100, b"89"), (10, 1, b""), (50, 1, b"")],
     )
-    def test_get_a_range(self, tier: Tier, start: int, size: int | None, expected: bytes) -> None:
+    def test_get_a_range(
+        self, tier: Tier, start: int, size: int | None, expected: bytes
+    ) -> None:
         tier.put("key", [b"0123456789"])
         assert tier.get("key", start_bytes=start, size_bytes=size) == expected
 

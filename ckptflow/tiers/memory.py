@@ -7,7 +7,9 @@ parallel file system and whose tasks only need a first landing place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from typing_extensions import Buffer
 
@@ -19,12 +21,17 @@ from ckptflow.units import format_bytes
 class MemoryTier:
     """A dictionary behind a lock, with an optional capacity in bytes."""
 
+    _live: ClassVar[weakref.WeakValueDictionary[int, MemoryTier]] = (
+        weakref.WeakValueDictionary()
+    )
+
     def __init__(
         self, name: str = "memory", *, level: int = 0, capacity_bytes: int | None = None
     ) -> None:
         self._name, self._level, self._capacity_bytes = name, level, capacity_bytes
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._live[id(self)] = self
 
     def __repr__(self) -> str:
         return f"MemoryTier({self._name!r}, level={self._level})"
@@ -38,6 +45,26 @@ class MemoryTier:
     def level(self) -> int:
         """0 unless said otherwise: lost with the process."""
         return self._level
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """See `Tier.spec`; `MemoryTier.find` opens it, in this process only."""
+        return {"kind": "memory", "name": self._name, "level": self._level, "id": id(self)}
+
+    @classmethod
+    def find(cls, spec: Mapping[str, Any]) -> MemoryTier:
+        """Return the live tier that ``spec`` describes.
+
+        Raises:
+            NotFoundError: it is of another process, or gone.
+        """
+        tier = cls._live.get(spec["id"])
+        if tier is None:
+            raise NotFoundError(
+                f"Memory tier {spec['name']!r} is not in this process; its contents are only "
+                f"where they were written. Use a tier that outlives the process."
+            )
+        return tier
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""

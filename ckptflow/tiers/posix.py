@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -60,6 +61,16 @@ class PosixTier:
     def level(self) -> int:
         """Survival class of the file system."""
         return self._level
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """See `Tier.spec`."""
+        return {
+            "kind": "posix",
+            "name": self._name,
+            "level": self._level,
+            "path": str(self._root),
+        }
 
     @property
     def root(self) -> Path:

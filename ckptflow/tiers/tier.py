@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import Buffer
 
@@ -41,6 +41,11 @@ class Tier(Protocol):
     @property
     def level(self) -> int:
         """Survival class: 0 memory, 1 node-local, 2 redundant, 3 parallel FS, 4 remote."""
+        ...
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """How to open this tier in another process, as plain data without secrets."""
         ...
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:

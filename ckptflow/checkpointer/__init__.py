@@ -1,0 +1,530 @@
+"""What a task holds: restore, due, save, step, wait.
+
+The road of a save: `Checkpointer.save` takes a snapshot of the regions of the state and
+returns; `writer` turns it into packs and a manifest with `store.save.write_checkpoint`; and
+the tier makes them durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
+from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.ticket import Ticket
+from ckptflow.checkpointer.writer import SaveRequest, Writer
+from ckptflow.data.regions import ANY, Flattened, flatten
+from ckptflow.data.rng import capture_rng, restore_rng
+from ckptflow.errors import (
+    CheckpointError,
+    ConfigError,
+    NotFoundError,
+    Preempted,
+    TierError,
+)
+from ckptflow.model import Export, LineageId
+from ckptflow.policy.interval import Decision, Interval, Progress, parse_interval
+from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.layout import Base, NamedRegion
+from ckptflow.store.resume import Restored, restore_newest
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.tier import Tier
+
+CHUNK_BYTES = 4096
+
+S = TypeVar("S")
+
+_log = logging.getLogger("ckptflow")
+
+
+class CheckpointWarning(UserWarning):
+    """Something about checkpoints went wrong, and the task goes on."""
+
+
+class Checkpointer:
+    """The checkpoints of one task.
+
+    Use it as a context manager: leaving it waits for what is being written, and raises what
+    went wrong in the background, if nothing else is being raised.
+
+    Args:
+        store: a folder, or tiers, inner ones (fast, short-lived) first.
+        run: name of the workflow run.
+        task: name of the task within the run.
+        every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, or an `Interval`. ``None``: only when asked.
+        keep: how many of the newest to keep, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
+        flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
+        budget_bytes: memory for snapshots; a quarter of what is available if not given.
+        chunk_bytes: unit of comparison, a multiple of 8, at least 16.
+        rng: save and restore the global random states of Python, NumPy, and torch.
+        stop: asked at every `step`; a text is a reason to save and raise `Preempted`.
+        attempt: go on in the name of an attempt that was claimed already.
+        objects: the state, by name (``model=m, optim=o``), when `save` gets none.
+    """
+
+    def __init__(
+        self,
+        store: str | Path | Tier | Sequence[Tier],
+        *,
+        run: str = "default",
+        task: str = "main",
+        every: str | int | Interval | None = None,
+        keep: int | str | Retention | None = None,
+        flush_every: Mapping[str, int] | None = None,
+        budget_bytes: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        rng: bool = True,
+        stop: Callable[[], str | None] | None = None,
+        attempt: int | None = None,
+        **objects: Any,
+    ) -> None:
+        if chunk_bytes < 16 or chunk_bytes % 8:
+            raise ConfigError(
+                f"chunk_bytes is a multiple of 8, at least 16, not {chunk_bytes}."
+            )
+        if budget_bytes is not None and budget_bytes < 0:
+            raise ConfigError(f"budget_bytes must not be negative, got {budget_bytes}.")
+        self.notes: list[str] = []
+        self._lineage = Lineage(_tiers(store), LineageId(run, task), note=self._note)
+        self._interval, self._retention = parse_interval(every), parse_retention(keep)
+        rules = flush_every or {}
+        self._rules = [
+            TierRule(tier.name, tier.level, every=rules.get(tier.name, 1))
+            for tier in self._lineage.tiers
+        ]
+        self._budget_bytes, self._chunk_bytes = budget_bytes, chunk_bytes
+        self._rng, self._stop = rng, stop
+        self._attempt, self._claimed = attempt, attempt is not None
+        self._objects = objects
+        self._arenas: ArenaPool | None = None
+        self._writer: Writer | None = None
+        self._restored: Restored | None = None
+        self._resume_recorded = self._claimed
+        self._tickets: list[Ticket] = []
+        self._reported = 0
+        self._pace = Pace()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self._lineage.id}, attempt {self._attempt}>"
+
+    # --- what it is ---
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self._lineage.id.run
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self._lineage.id.task
+
+    @property
+    def lineage(self) -> Lineage:
+        """The catalog of this task's checkpoints."""
+        return self._lineage
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt; claims it on first use."""
+        return self._claim()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether this attempt has been claimed, that is, whether the task used it at all."""
+        return self._attempt is not None
+
+    @property
+    def restored_step(self) -> int | None:
+        """Step that was restored, or ``None``."""
+        return self._restored.id.step if self._restored else None
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest save of this attempt, or else the restored one."""
+        return self._pace.last_step
+
+    @property
+    def failures(self) -> list[CheckpointError]:
+        """What went wrong in the background so far."""
+        return list(self._writer.failures) if self._writer else []
+
+    @property
+    def save_time_s(self) -> float:
+        """Expected time from a save to its being durable; 0 before the first."""
+        return self._pace.durable_s or 0.0
+
+    @property
+    def written_bytes(self) -> tuple[int, int]:
+        """Bytes of state saved and bytes stored for it, by this attempt so far."""
+        written = self._writer.written if self._writer else []
+        return sum(one.state_bytes for one in written), sum(one.stored_bytes for one in written)
+
+    # --- restore ---
+
+    def restore(self, initial: S | None = None, *, step: int | None = None) -> S:
+        """Return the state of the newest sound checkpoint, or else ``initial``.
+
+        Args:
+            initial: the state to start from when there is no checkpoint. When there is one
+                it is filled in place, its arrays keep their memory, and it is returned. Without
+                it a new state is built. May be a callable that makes the initial state.
+            step: restore exactly this step; later ones become void when the next is saved.
+
+        Raises:
+            NotFoundError: ``step`` does not exist, or nothing exists and ``initial`` is missing.
+            StateError: the checkpoint does not fit ``initial``; nothing was written to it.
+            RestoreError: checkpoints exist, but none could be restored.
+        """
+        self._claim()
+        state: Any = initial() if callable(initial) and not _is_state(initial) else initial
+        if state is None and self._objects:
+            state = self._objects
+        target = None if state is None else {"state": state, "rng": ANY}
+        restored = restore_newest(self._lineage, target, step=step, note=self._note)
+        self._restored = restored
+        self._pace.start(restored.id.step if restored else None)
+        if restored is None:
+            if state is None:
+                raise NotFoundError(
+                    f"{self._lineage.id} has no checkpoint; give restore() an initial state."
+                )
+            return state  # type: ignore[no-any-return]
+        for found, reason in restored.skipped:
+            self._warn(f"{self._lineage.id} {found} was skipped: {reason}")
+        if self._rng and restored.state.get("rng") is not None:
+            restore_rng(restored.state["rng"])
+        _log.info("%s: resumed at %s", self._lineage.id, restored.id)
+        return restored.state["state"]  # type: ignore[no-any-return]
+
+    def resume(self) -> int:
+        """Restore the objects given at construction; return the step to go on from.
+
+        That is the step given to the newest save, or 0 when there is none.
+        """
+        if not self._objects:
+            raise ConfigError(
+                "resume() restores the objects given to Checkpointer(...); it was given none. "
+                "Use restore(state)."
+            )
+        self.restore()
+        return self.restored_step or 0
+
+    # --- save ---
+
+    def due(self, step: int) -> bool:
+        """Tell whether the interval asks for a save at the end of ``step``."""
+        return self.decide(step).due
+
+    def decide(self, step: int) -> Decision:
+        """Like `due`, with the reason."""
+        in_flight = self._writer is not None and self._writer.busy
+        return self._interval.decide(self._pace.progress(step, in_flight=in_flight))
+
+    def save(
+        self, step: int, state: Any = None, *, metrics: Mapping[str, float] | None = None
+    ) -> Ticket:
+        """Capture the state now; it becomes durable in the background.
+
+        On return the state may be changed: what is written is a snapshot. The call blocks for
+        the copy into it, and longer only while the memory budget is used up.
+
+        Args:
+            step: the application's counter; must grow from save to save.
+            state: what to save; the objects given at construction if it is left out.
+            metrics: finite or non-finite numbers to keep with it, for retention and ``show``.
+
+        Raises:
+            StateError: the state cannot be saved; the message lists every problem.
+            ConfigError: ``step`` does not grow, or older checkpoints were not looked at.
+            FencedError: a newer attempt of this task has taken over.
+            TierError: the attempt could not be claimed.
+        """
+        return self._save(step, state, metrics, last=False)
+
+    def step(
+        self, step: int, state: Any = None, *, metrics: Mapping[str, float] | None = None
+    ) -> Ticket | None:
+        """Tell that ``step`` is complete; save if that is due, or if the task has to stop.
+
+        Call it after the step's last update, outside any `try` that would swallow `Preempted`.
+
+        Raises:
+            Preempted: a stop was asked for; the state is saved and durable.
+            And what `save` raises.
+        """
+        self._report()
+        self._pace.step_done()
+        if self._stop and (reason := self._stop()):
+            self._preempt(step, state, metrics, reason)
+        if self.due(step):
+            return self._save(step, state, metrics, last=False)
+        return None
+
+    def wait(self, level: int | None = None) -> None:
+        """Wait until all saves so far are durable, at ``level`` or above if given.
+
+        Raises:
+            CheckpointError: the first of them that failed.
+        """
+        for ticket in self._tickets:
+            ticket.wait(level)
+        self._report()
+
+    def close(self) -> None:
+        """Finish what is being written and copied, then raise what went wrong, if anything.
+
+        Raises:
+            CheckpointError: the first background failure that nobody has met yet; the
+                others are its notes.
+        """
+        self.shut()
+        unseen = [
+            error for ticket in self._tickets if (error := ticket.unseen_error) is not None
+        ]
+        others = [error for error in self.failures if error not in unseen]
+        self._tickets.clear()
+        if unseen:
+            for error in (*unseen[1:], *others):
+                unseen[0].add_note(f"also: {error}")
+            raise unseen[0]
+
+    def shut(self) -> None:
+        """Finish what is being written and copied; failures stay in `failures`."""
+        self._closed = True
+        if self._writer:
+            self._writer.close()
+        self._report()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self.shut()
+        for failure in self.failures:
+            error.add_note(f"checkpointing: {failure}")
+
+    # --- export ---
+
+    def export(self, state: Any = None, *, step: int | None = None) -> Export:
+        """Make ``state`` durable and return a small reference to it, for other tasks.
+
+        Args:
+            state: what to export; the objects given at construction if it is left out.
+            step: its step; by default the last saved one. If that step is saved already,
+                nothing is written again.
+        """
+        chosen = (
+            step if step is not None else (self.last_step if self.last_step is not None else 0)
+        )
+        if self.last_step != chosen:
+            self._save(chosen, state, None, last=True)
+        for ticket in self._tickets:
+            if ticket.step == chosen:
+                ticket.wait()
+        self._report()
+        found = next(one for one in self._lineage.valid() if one.id.step == chosen)
+        manifest = self._lineage.manifest(found)
+        return Export(
+            run=self.run,
+            task=self.task,
+            step=chosen,
+            root=manifest.root.hex(),
+            state_bytes=manifest.state_bytes,
+            tiers=tuple(tier.spec for tier in self._lineage.tiers),
+        )
+
+    # --- inside ---
+
+    def _claim(self) -> int:
+        if self._attempt is None:
+            self._attempt = self._lineage.claim()
+        return self._attempt
+
+    def _save(
+        self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
+    ) -> Ticket:
+        began = time.monotonic()
+        self._check_save(step, metrics)
+        flattened = self._flatten(state)
+        writer = self._open_writer()
+        placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
+        goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
+        ticket = Ticket(step, tuple(tier.level for tier in goes_to))
+        assert self._arenas is not None
+        arena = self._arenas.take(flattened.total_bytes)
+        if arena is not None:
+            views = flattened.copy_into(arena)
+            release = partial(self._arenas.give_back, arena)
+        else:
+            views, release = flattened.live_views(), _nothing
+        request = SaveRequest(
+            ticket=ticket,
+            structure=flattened.structure,
+            regions=[
+                NamedRegion(region.name, view)
+                for region, view in zip(flattened.regions, views, strict=True)
+            ],
+            metrics=dict(metrics or {}),
+            outer=goes_to[1:],
+            release=release,
+        )
+        self._tickets = [one for one in self._tickets if not one.durable or one.unseen_error]
+        self._tickets.append(ticket)
+        writer.submit(request)
+        if arena is None:  # No room for a snapshot: the state must hold still until written.
+            ticket.wait_written()
+        ticket.mark_captured()
+        self._pace.saved(step, blocked_s=time.monotonic() - began)
+        return ticket
+
+    def _check_save(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if self._closed:
+            raise ConfigError(f"{self._lineage.id}: save of step {step} after close().")
+        if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
+            raise ConfigError(f"A step is an integer from 0 on, not {step!r}.")
+        for name, value in (metrics or {}).items():
+            if not isinstance(value, int | float):
+                raise ConfigError(f"Metric {name!r} is {value!r}, which is not a number.")
+        self._report()
+        if self.last_step is not None and step <= self.last_step:
+            raise ConfigError(
+                f"{self._lineage.id}: the save of step {step} comes after step "
+                f"{self.last_step}. Steps must grow; to go back, restore(step=...) first."
+            )
+        if not self._resume_recorded:
+            self._record_resume()
+
+    def _record_resume(self) -> None:
+        attempt = self._claim()
+        if self._restored is None and (existing := self._lineage.valid()):
+            raise ConfigError(
+                f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this attempt "
+                f"did not restore. Call restore() before the first save, or use another run "
+                f"or task name to begin anew."
+            )
+        self._lineage.record_resume(attempt, self._restored.id if self._restored else None)
+        self._resume_recorded = True
+
+    def _flatten(self, state: Any) -> Flattened:
+        if state is None:
+            if not self._objects:
+                raise ConfigError(
+                    "save() needs a state: none was given, here or at construction."
+                )
+            state = self._objects
+        whole = {"state": state, "rng": capture_rng() if self._rng else None}
+        return flatten(whole)
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            budget = self._budget_bytes
+            self._arenas = ArenaPool(default_budget_bytes() if budget is None else budget)
+            self._writer = Writer(
+                self._lineage,
+                self._claim(),
+                bases=self._bases(),
+                chunk_bytes=self._chunk_bytes,
+                retention=self._retention,
+                on_durable=self._pace.durable,
+            )
+        return self._writer
+
+    def _bases(self) -> dict[str, Base]:
+        """Return what was restored, for the tiers that hold all of it."""
+        if self._restored is None:
+            return {}
+        base = self._restored.base
+        keys = [f"{self._lineage.id.prefix}/{pack.key}" for pack in base.manifest.packs]
+        return {tier.name: base for tier in self._lineage.tiers if _holds(tier, keys)}
+
+    def _preempt(
+        self, step: int, state: Any, metrics: Mapping[str, float] | None, reason: str
+    ) -> None:
+        failure: CheckpointError | None = None
+        if self.last_step is None or step > self.last_step:
+            ticket = self._save(step, state, metrics, last=True)
+            try:
+                ticket.wait()
+            except CheckpointError as error:
+                failure = error
+        else:
+            self.wait()
+        durable = [one.step for one in self._writer.written] if self._writer else []
+        saved = max([*durable, self.restored_step if self.restored_step is not None else -1])
+        preempted = Preempted(
+            f"{self._lineage.id} stopped at step {step} ({reason}); step {saved} is saved.",
+            task=str(self._lineage.id),
+            step=saved,
+            resumed_step=self.restored_step,
+        )
+        if failure is not None:
+            preempted.add_note(f"The save of step {step} failed: {failure}")
+        raise preempted
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        _log.warning("%s", text)
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, CheckpointWarning, stacklevel=3)
+
+    def _report(self) -> None:
+        """Warn, in the application's thread, of failures since the last call."""
+        if self._writer is None:
+            return
+        failures = self._writer.failures[self._reported :]
+        self._reported += len(failures)
+        for failure in failures:
+            self._warn(f"{failure} The task goes on.")
+        if self._writer.fenced:
+            raise self._writer.fenced
+
+
+def _nothing() -> None:
+    pass
+
+
+def _tiers(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
+    if isinstance(store, str | Path):
+        if "://" in str(store):
+            raise ConfigError(
+                f"{str(store)!r}: a store is a folder, or a list of tiers from a site file."
+            )
+        return [PosixTier(store, name="store")]
+    tiers = [store] if isinstance(store, Tier) else list(store)
+    if not tiers:
+        raise ConfigError("A checkpointer needs at least one tier.")
+    return tiers
+
+
+def _holds(tier: Tier, keys: Sequence[str]) -> bool:
+    try:
+        for key in keys:
+            tier.size(key)
+    except (NotFoundError, TierError):
+        return False
+    return True
+
+
+def _is_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") or hasattr(value, "__array__")

@@ -1,0 +1,58 @@
+"""Memory for snapshots: reused, because fresh pages cost more than the copy itself.
+
+The budget bounds what all snapshots in flight may take. A save that does not fit waits for
+the one before; a state larger than the whole budget gets no snapshot at all, and its save
+blocks until it is written. So checkpointing slows down, but never runs out of memory.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from ckptflow.units import MIB
+
+BUDGET_FRACTION = 0.25  # Of the memory that is available at the first save.
+BUDGET_BYTES_MIN = 64 * MIB
+
+Arena = NDArray[np.uint8]
+
+
+def default_budget_bytes() -> int:
+    """Return a quarter of the available memory, at least 64 MiB."""
+    available = int(psutil.virtual_memory().available)
+    return max(BUDGET_BYTES_MIN, int(available * BUDGET_FRACTION))
+
+
+class ArenaPool:
+    """Hands out flat buffers within a budget of bytes, and takes them back."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._lent_bytes = 0
+        self._free: list[Arena] = []
+        self._changed = threading.Condition()
+
+    def take(self, size_bytes: int) -> Arena | None:
+        """Return a buffer of ``size_bytes``; waits for one; ``None`` if it can never fit."""
+        if size_bytes > self.budget_bytes:
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: self._lent_bytes + size_bytes <= self.budget_bytes)
+            self._lent_bytes += size_bytes
+            for number, arena in enumerate(self._free):
+                if len(arena) == size_bytes:
+                    return self._free.pop(number)
+            # States that change size leave arenas of old sizes; they must not pile up.
+            self._free.clear()
+        return np.empty(size_bytes, np.uint8)
+
+    def give_back(self, arena: Arena) -> None:
+        """Return a buffer; its memory is kept for the next save."""
+        with self._changed:
+            self._lent_bytes -= len(arena)
+            self._free.append(arena)
+            self._changed.notify_all()

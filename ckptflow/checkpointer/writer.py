@@ -1,0 +1,209 @@
+"""The background thread that turns snapshots into checkpoints, one after another.
+
+A save that fails on the inner tier is tried on the next one. The thread never raises into the
+void: what fails is kept on the ticket and in ``failures``, and the checkpointer hands it to
+the application.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ckptflow.checkpointer.ticket import Ticket
+from ckptflow.errors import CheckpointError, FencedError, TierError
+from ckptflow.flush import Flusher, FlushRequest
+from ckptflow.model import CheckpointId
+from ckptflow.policy.retention import Retention
+from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.layout import Base, NamedRegion
+from ckptflow.store.prune import prune
+from ckptflow.store.save import write_checkpoint
+from ckptflow.tiers.tier import Tier
+
+_log = logging.getLogger("ckptflow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """A captured state to be written.
+
+    Attributes:
+        ticket: who waits for it.
+        structure: how the regions make the state.
+        regions: the bytes; nobody changes them until ``release`` is called.
+        metrics: numbers from the application.
+        outer: tiers to copy it to afterwards.
+        release: gives the memory of the snapshot back.
+    """
+
+    ticket: Ticket
+    structure: Any
+    regions: Sequence[NamedRegion]
+    metrics: Mapping[str, float]
+    outer: Sequence[Tier]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one save came to."""
+
+    step: int
+    state_bytes: int
+    stored_bytes: int
+    duration_s: float
+
+
+class Writer:
+    """One thread, one attempt of one lineage.
+
+    Args:
+        lineage: where the checkpoints go.
+        attempt: in whose name.
+        bases: per tier name, what the first delta there is diffed against.
+        chunk_bytes: unit of comparison.
+        retention: what stays on every tier.
+        on_durable: told how long a save took, in seconds, when it is committed.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        attempt: int,
+        *,
+        bases: Mapping[str, Base],
+        chunk_bytes: int,
+        retention: Retention,
+        on_durable: Callable[[float], None],
+    ) -> None:
+        self._lineage, self._attempt = lineage, attempt
+        self._bases = dict(bases)
+        self._on_durable = on_durable
+        self._pending = 0
+        self._chunk_bytes, self._retention = chunk_bytes, retention
+        self.failures: list[CheckpointError] = []
+        self.written: list[Written] = []
+        self.fenced: FencedError | None = None
+        self._in_flight: dict[CheckpointId, int] = {}  # To how many tiers still to be copied.
+        self._requests: queue.SimpleQueue[SaveRequest | None] = queue.SimpleQueue()
+        self._flusher: Flusher | None = None
+        if len(lineage.tiers) > 1:
+            self._flusher = Flusher(
+                lineage.tiers, lineage.id, after_copy=lambda tier, _id: self._prune(tier)
+            )
+        self._thread = threading.Thread(target=self._work, name="ckptflow-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is queued or being written."""
+        return self._pending > 0
+
+    def submit(self, request: SaveRequest) -> None:
+        """Queue a save."""
+        self._pending += 1
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Write what is queued, copy it outward, then stop."""
+        self._requests.put(None)
+        self._thread.join()
+        if self._flusher:
+            self._flusher.close()
+
+    def _work(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._save(request)
+            except CheckpointError as error:
+                self._fail(request.ticket, error)
+            except Exception as error:  # noqa: BLE001 - the boundary of this thread
+                broken = CheckpointError(
+                    f"{self._lineage.id}: the save of step {request.ticket.step} broke: {error!r}"
+                )
+                broken.__cause__ = error
+                self._fail(request.ticket, broken)
+            finally:
+                self._pending -= 1
+                request.release()
+
+    def _save(self, request: SaveRequest) -> None:
+        checkpoint = CheckpointId(request.ticket.step, self._attempt)
+        failures: list[TierError] = []
+        for tier in self._lineage.tiers:
+            began = time.monotonic()
+            try:
+                ensure_store(tier)
+                base = write_checkpoint(
+                    tier,
+                    self._lineage.id,
+                    checkpoint,
+                    structure=request.structure,
+                    regions=request.regions,
+                    base=self._bases.get(tier.name),
+                    chunk_bytes=self._chunk_bytes,
+                    metrics=request.metrics,
+                    before_commit=lambda: self._lineage.check_fence(self._attempt),
+                )
+            except TierError as error:
+                failures.append(error)
+                self.failures.append(error)
+                _log.warning("%s %s: %s", self._lineage.id, checkpoint, error)
+                continue
+            self._bases[tier.name] = base
+            self._finish(request, tier, base, time.monotonic() - began)
+            return
+        raise failures[-1]
+
+    def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
+        manifest = base.manifest
+        self.written.append(
+            Written(manifest.id.step, manifest.state_bytes, manifest.written_bytes, duration_s)
+        )
+        self._on_durable(duration_s)
+        request.ticket.mark_durable(tier.level)
+        targets = [target for target in request.outer if target is not tier]
+        if targets and self._flusher:
+            self._in_flight[manifest.id] = len(targets)
+            for target in targets:
+                done = partial(self._flushed, request.ticket, target, manifest.id)
+                self._flusher.submit(FlushRequest(manifest, target, done))
+        self._prune(tier)
+
+    def _flushed(
+        self,
+        ticket: Ticket,
+        target: Tier,
+        checkpoint: CheckpointId,
+        error: CheckpointError | None,
+    ) -> None:
+        left = self._in_flight[checkpoint] - 1
+        self._in_flight[checkpoint] = left
+        if not left:
+            del self._in_flight[checkpoint]
+        if error is None:
+            ticket.mark_durable(target.level)
+        else:
+            self._fail(ticket, error)
+
+    def _prune(self, tier: Tier) -> None:
+        try:
+            prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
+        except TierError as error:  # The checkpoint is safe; old ones stay a little longer.
+            self.failures.append(error)
+            _log.warning("%s: pruning tier %r failed: %s", self._lineage.id, tier.name, error)
+
+    def _fail(self, ticket: Ticket, error: CheckpointError) -> None:
+        if isinstance(error, FencedError):
+            self.fenced = error
+        if error not in self.failures:
+            self.failures.append(error)
+        _log.error("%s step %d: %s", self._lineage.id, ticket.step, error)
+        ticket.fail(error)

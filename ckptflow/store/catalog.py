@@ -1,0 +1,319 @@
+"""Which checkpoints a lineage has, which attempt may add to them, and which is the newest.
+
+The tiers are the only truth: the catalog lists keys and reads small objects, and remembers
+nothing between calls. Rules: "Attempts and fencing" in ``docs/reference/format-v1.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ckptflow import manifest as manifest_file
+from ckptflow.errors import (
+    AlreadyExists,
+    CorruptionError,
+    FencedError,
+    FormatError,
+    NotFoundError,
+    TierError,
+)
+from ckptflow.model import (
+    LINEAGES,
+    STORE_KEY,
+    CheckpointId,
+    LineageId,
+    Manifest,
+    attempt_key,
+    parse_attempt_key,
+)
+from ckptflow.tiers.tier import Tier
+
+STORE_VERSION = 1
+SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
+
+_CLAIM_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that exists: where, and whether its attempt was overtaken."""
+
+    id: CheckpointId
+    tiers: tuple[Tier, ...]  # That hold its manifest, inner ones first.
+    void: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What the attempts folder says about one attempt.
+
+    ``claim``, ``resume`` and ``end`` are the JSON objects, or ``None`` where there is none.
+    """
+
+    attempt: int
+    claim: Mapping[str, Any] | None
+    resume: Mapping[str, Any] | None
+    end: Mapping[str, Any] | None
+
+
+class Lineage:
+    """The checkpoints of one task, over all its tiers.
+
+    Args:
+        tiers: inner ones (fast, short-lived) first.
+        lineage: run and task.
+        note: told, in a sentence, of every tier or object that was skipped and why.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        lineage: LineageId,
+        *,
+        note: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.tiers, self.id, self._note = tuple(tiers), lineage, note
+        shared = [tier for tier in self.tiers if tier.level >= SHARED_LEVEL]
+        self.fence_tier = shared[0] if shared else self.tiers[-1]
+
+    # --- checkpoints ---
+
+    def checkpoints(self) -> list[Found]:
+        """Return every checkpoint, the newest first.
+
+        Raises:
+            TierError: no tier could be listed.
+            FormatError: a tier is a store of a newer version.
+        """
+        copies: dict[CheckpointId, list[Tier]] = {}
+        failures: list[TierError] = []
+        for tier in self.tiers:
+            try:
+                check_store(tier)
+                keys = list(tier.iter_keys(f"{self.id.prefix}/manifests"))
+            except TierError as error:
+                failures.append(error)
+                self._note(f"Tier {tier.name!r} was skipped: {error}")
+                continue
+            for key in keys:
+                found = CheckpointId.of_manifest(key.removeprefix(f"{self.id.prefix}/"))
+                if found:
+                    copies.setdefault(found, []).append(tier)
+        if len(failures) == len(self.tiers):
+            raise failures[0]
+        limits = self._resume_limits()
+        return [
+            Found(found, tuple(copies[found]), _is_void(found, limits))
+            for found in sorted(copies, reverse=True)
+        ]
+
+    def valid(self) -> list[Found]:
+        """Return the checkpoints that are not void, the newest first."""
+        return [found for found in self.checkpoints() if not found.void]
+
+    def manifest(self, found: Found) -> Manifest:
+        """Read a manifest from the first tier whose copy is sound.
+
+        Raises:
+            CorruptionError: no copy is sound; the notes tell how each failed.
+            FormatError: it was written by a newer version.
+        """
+        failures = []
+        for tier in found.tiers:
+            key = f"{self.id.prefix}/{found.id.manifest_key}"
+            try:
+                manifest = manifest_file.decode(
+                    tier.get(key), where=f"{key!r} on {tier.name!r}"
+                )
+            except (CorruptionError, NotFoundError, TierError) as error:
+                failures.append(error)
+                self._note(str(error))
+                continue
+            if (manifest.lineage, manifest.id) != (self.id, found.id):
+                failures.append(
+                    CorruptionError(
+                        f"{key!r} on tier {tier.name!r} says that it is {manifest.id} of "
+                        f"{manifest.lineage}: it was moved there."
+                    )
+                )
+                continue
+            return manifest
+        raised = CorruptionError(f"The manifest of {self.id} {found.id} has no sound copy.")
+        for error in failures:
+            raised.add_note(str(error))
+        raise raised
+
+    # --- attempts ---
+
+    def claim(self) -> int:
+        """Claim the next attempt and return its number.
+
+        Raises:
+            TierError: the fence tier failed.
+            FormatError: some tier is a store of a newer version.
+        """
+        for tier in self.tiers:
+            ensure_store(tier)
+        taken = [number for number, _ in self._attempt_keys()]
+        committed = [found.id.attempt for found in self.checkpoints()]
+        attempt = max([0, *taken, *committed]) + 1
+        for _ in range(_CLAIM_TRIES):
+            claim = {
+                "attempt": attempt,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "started": _now(),
+            }
+            try:
+                self.fence_tier.create(self._attempt_key(attempt, "claim"), _json(claim))
+            except AlreadyExists:
+                attempt += 1
+            else:
+                return attempt
+        raise FencedError(
+            f"{self.id}: {_CLAIM_TRIES} attempts were claimed while this one tried."
+        )
+
+    def check_fence(self, attempt: int) -> None:
+        """Raise if a newer attempt than ``attempt`` has been claimed.
+
+        Raises:
+            FencedError: this attempt was overtaken.
+            TierError: the fence tier could not be asked, so nothing may be committed.
+        """
+        newest = max((number for number, _ in self._attempt_keys()), default=0)
+        if newest > attempt:
+            raise FencedError(
+                f"{self.id}: attempt {newest} has taken over from attempt {attempt}, which may "
+                f"not commit any more. This process was taken for dead; stop it."
+            )
+
+    def record_resume(self, attempt: int, start: CheckpointId | None) -> None:
+        """Say where an attempt goes on from; later checkpoints of older attempts are void."""
+        record = {
+            "attempt": attempt,
+            "step": start.step if start else None,
+            "manifest": start.manifest_key if start else None,
+        }
+        self.fence_tier.put(self._attempt_key(attempt, "resume"), [_json(record)])
+
+    def record_end(self, attempt: int, outcome: Mapping[str, Any]) -> None:
+        """Say how an attempt ended. Advisory: nothing is decided by it."""
+        record = {"attempt": attempt, "ended": _now(), **outcome}
+        self.fence_tier.put(self._attempt_key(attempt, "end"), [_json(record)])
+
+    def attempts(self) -> list[AttemptRecord]:
+        """Return what is recorded of each attempt, the oldest first."""
+        kinds: dict[int, set[str]] = {}
+        for number, what in self._attempt_keys():
+            kinds.setdefault(number, set()).add(what)
+        return [
+            AttemptRecord(
+                number,
+                **{
+                    what: self._read_record(number, what) if what in kinds[number] else None
+                    for what in ("claim", "resume", "end")
+                },
+            )
+            for number in sorted(kinds)
+        ]
+
+    def _attempt_key(self, attempt: int, what: str) -> str:
+        return f"{self.id.prefix}/{attempt_key(attempt, what)}"
+
+    def _attempt_keys(self) -> list[tuple[int, str]]:
+        prefix = f"{self.id.prefix}/"
+        keys = self.fence_tier.iter_keys(f"{prefix}attempts")
+        parsed = (parse_attempt_key(key.removeprefix(prefix)) for key in keys)
+        return [found for found in parsed if found]
+
+    def _read_record(self, attempt: int, what: str) -> Mapping[str, Any] | None:
+        key = self._attempt_key(attempt, what)
+        try:
+            record = json.loads(self.fence_tier.get(key))
+        except (NotFoundError, ValueError) as error:
+            self._note(f"{key!r} on tier {self.fence_tier.name!r} is unreadable: {error}")
+            return None
+        return record if isinstance(record, dict) else None
+
+    def _resume_limits(self) -> list[tuple[int, int]]:
+        """Return (attempt, step): older attempts count up to that step only."""
+        limits = []
+        for attempt, what in self._attempt_keys():
+            if what == "resume" and (record := self._read_record(attempt, what)) is not None:
+                step = record.get("step")
+                limits.append((attempt, -1 if step is None else int(step)))
+        return limits
+
+
+def lineages(tiers: Sequence[Tier], run: str | None = None) -> list[LineageId]:
+    """Return the lineages on any of ``tiers``, sorted; of one run, or of all."""
+    found = set()
+    for tier in tiers:
+        check_store(tier)
+        runs = tier.iter_folders(LINEAGES) if run is None else [run]
+        found |= {
+            LineageId(name, task)
+            for name in runs
+            for task in tier.iter_folders(f"{LINEAGES}/{name}")
+        }
+    return sorted(found)
+
+
+def check_store(tier: Tier) -> bool:
+    """Return whether ``tier`` is a store already.
+
+    Raises:
+        FormatError: it is one of a newer version, or not one of ours.
+    """
+    try:
+        text = tier.get(STORE_KEY)
+    except NotFoundError:
+        return False
+    try:
+        descriptor = json.loads(text)
+        version = descriptor["version"]
+        known = descriptor["format"] == "ckptflow-store" and isinstance(version, int)
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise FormatError(f"{STORE_KEY!r} on tier {tier.name!r} does not describe a store.")
+    if version > STORE_VERSION:
+        raise FormatError(
+            f"Tier {tier.name!r} is a store of format version {version}; this ckptflow knows "
+            f"version {STORE_VERSION}. Install a newer ckptflow; nothing was touched."
+        )
+    return True
+
+
+def ensure_store(tier: Tier) -> None:
+    """Make ``tier`` a store if it is not one."""
+    if not check_store(tier):
+        descriptor = {
+            "format": "ckptflow-store",
+            "version": STORE_VERSION,
+            "store": secrets.token_hex(16),
+        }
+        try:
+            tier.create(STORE_KEY, _json(descriptor))
+        except AlreadyExists:
+            check_store(tier)
+
+
+def _is_void(found: CheckpointId, limits: Sequence[tuple[int, int]]) -> bool:
+    return any(found.attempt < attempt and found.step > step for attempt, step in limits)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()

@@ -1,0 +1,113 @@
+"""Restore the newest checkpoint that is sound: next copy, then next older checkpoint.
+
+What was skipped, and why, is part of the result; only the last failure reaches the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ckptflow.data.regions import plan_restore
+from ckptflow.errors import CorruptionError, FormatError, NotFoundError, RestoreError
+from ckptflow.model import CheckpointId, Manifest
+from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.layout import Base
+from ckptflow.store.restore import read_checkpoint
+
+_NOT_THIS_ONE = (CorruptionError, FormatError, NotFoundError)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored checkpoint.
+
+    Attributes:
+        id: which one.
+        state: the state; the target itself where one was given.
+        base: what the next checkpoint can be diffed against.
+        skipped: newer checkpoints that were passed over, with the reason, newest first.
+    """
+
+    id: CheckpointId
+    state: Any
+    base: Base
+    skipped: tuple[tuple[CheckpointId, str], ...]
+
+
+def restore_newest(
+    lineage: Lineage,
+    target: object | None,
+    *,
+    step: int | None = None,
+    note: Callable[[str], None] = lambda _text: None,
+) -> Restored | None:
+    """Restore the newest sound checkpoint into ``target``, or ``None`` if there is none at all.
+
+    Args:
+        lineage: where to look.
+        target: state to fill in place, or ``None`` to build a new one.
+        step: restore exactly this step instead of the newest.
+        note: told of every copy and checkpoint that was skipped.
+
+    Raises:
+        NotFoundError: ``step`` was asked for and does not exist.
+        StateError: ``target`` does not fit; nothing was written to it.
+        RestoreError: there are checkpoints, but none of them could be restored. ``target``
+            may then be partly overwritten: build it anew before starting from step 0.
+    """
+    candidates = _candidates(lineage, step)
+    skipped: list[tuple[CheckpointId, str]] = []
+    failures: list[Exception] = []
+    for found in candidates:
+        try:
+            manifest = lineage.manifest(found)
+            state, base = read_state(lineage, manifest, target, note=note)
+        except _NOT_THIS_ONE as error:
+            failures.append(error)
+            skipped.append((found.id, str(error)))
+            note(f"{lineage.id} {found.id} was skipped: {error}")
+            continue
+        return Restored(found.id, state, base, tuple(skipped))
+    if not candidates:
+        return None
+    raised = RestoreError(
+        f"None of the {len(candidates)} checkpoints of {lineage.id} could be restored. The "
+        f"target may be partly overwritten: build it anew before starting from step 0."
+    )
+    for (checkpoint, reason), error in zip(skipped, failures, strict=True):
+        raised.add_note(f"{checkpoint}: {reason}")
+        for text in getattr(error, "__notes__", ()):
+            raised.add_note(f"    {text}")
+    raise raised
+
+
+def read_state(
+    lineage: Lineage,
+    manifest: Manifest,
+    target: object | None,
+    *,
+    note: Callable[[str], None] = lambda _text: None,
+) -> tuple[Any, Base]:
+    """Read one checkpoint into ``target`` or into a new state.
+
+    Raises:
+        StateError: ``target`` does not fit; nothing was written to it.
+        CorruptionError: no copy is sound.
+    """
+    sizes = [entry.size_bytes for entry in manifest.regions]
+    plan = plan_restore(manifest.structure, sizes, target)
+    base = read_checkpoint(lineage.tiers, manifest, plan.buffers, note=note)
+    return plan.finish(), base
+
+
+def _candidates(lineage: Lineage, step: int | None) -> list[Found]:
+    valid = lineage.valid()
+    if step is None:
+        return valid
+    chosen = [found for found in valid if found.id.step == step]
+    if not chosen:
+        have = ", ".join(str(found.id.step) for found in valid[:8]) or "none"
+        raise NotFoundError(f"{lineage.id} has no checkpoint of step {step}; it has {have}.")
+    return chosen
