@@ -109,7 +109,7 @@ def _exited(error: BaseException, task: str) -> TaskExited:
 def _parcel(error: Exception, task: str) -> ErrorParcel:
     try:
         blob = _pack(_taken_apart(error, _CAUSES_MAX))
-    except Exception:  # noqa: BLE001  Pickling runs the user's code; the summary says enough.
+    except Exception:  # noqa: BLE001  Pickling runs the user's code; the summary suffices.
         blob = None
     return ErrorParcel(blob, _summary(error, task))
 
