@@ -27,13 +27,16 @@ HERE = str(Path(__file__).resolve().parent)
 
 
 @cf.python_app(key=("seed",), every=500, keep="all")
-def simulate(seed: int, steps: int, size: int, ckpt: Any) -> Any:
+def simulate(seed: int, steps: int, size: int, arrays: str, ckpt: Any) -> Any:
     """Grow one pattern; return a reference to its final state, never the arrays."""
+    import importlib
+
     import gray_scott
 
+    xp = importlib.import_module(arrays)
     chemistry = gray_scott.Chemistry()
-    state = ckpt.restore(gray_scott.initial_state(seed, size=size, frames=40))
-    scratch = gray_scott.Scratch(state)
+    state = ckpt.restore(gray_scott.initial_state(seed, size=size, frames=40, xp=xp))
+    scratch = gray_scott.Scratch(state, xp)
     while state["step"] < steps:
         gray_scott.advance(state, scratch, chemistry)
         gray_scott.record(state, steps)
@@ -94,7 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *([inherited] if inherited else [])])
     seeds = list(range(options.seeds))
     with cf.run(options.name, site=options.site, store=options.store or out / "store"):
-        simulated = [simulate(seed, options.sim_steps, options.size) for seed in seeds]
+        simulated = [
+            simulate(seed, options.sim_steps, options.size, options.arrays) for seed in seeds
+        ]
         trained = [
             train(seed, options.train_steps, pattern)
             for seed, pattern in zip(seeds, simulated, strict=True)
@@ -114,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sim-steps", type=int, default=8000, help="steps of a simulation")
     parser.add_argument("--train-steps", type=int, default=20000, help="steps of a training")
     parser.add_argument("--size", type=int, default=256, help="cells along a side of the grid")
+    parser.add_argument(
+        "--arrays", choices=("numpy", "cupy"), default="numpy", help="who computes the pattern"
+    )
     return parser
 
 

@@ -56,7 +56,7 @@ class Batches:
 
 
 def train(store: Path, *, run: str, steps: int, every: int, seed: int) -> tuple[float, str]:
-    """Train, or go on, up to ``steps`` steps; return the accuracy and the digest of all state."""
+    """Train, or go on, up to ``steps`` steps; return the accuracy and a digest of all state."""
     torch.manual_seed(seed)
     data = digits.load()
     images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)

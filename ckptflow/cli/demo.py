@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ def run_demo(
 
 
 def workflow_script() -> Path:
-    """Return the path of the example workflow: installed with the package, or beside it.
+    """Return the path of the example workflow: in the source tree, or where wheels put it.
 
     Raises:
         ConfigError: a package that the workflow needs is not installed.
@@ -132,13 +133,16 @@ def workflow_script() -> Path:
         raise ConfigError(
             f"The example workflow needs {' and '.join(missing)}; install ckptflow[demo]."
         )
-    package = Path(ckptflow.__file__).parent
-    for folder in (package / "examples", package.parent / "workflows"):
+    folders = [
+        Path(ckptflow.__file__).resolve().parent.parent / "workflows",
+        Path(sysconfig.get_path("data")) / "share" / "ckptflow" / "workflows",
+    ]
+    for folder in folders:
         if (folder / SCRIPT).is_file():
             return folder / SCRIPT
     raise NotFoundError(
-        f"The example workflow {SCRIPT} is neither in {package / 'examples'} nor in "
-        f"{package.parent / 'workflows'}. Install ckptflow again."
+        f"The example workflow {SCRIPT} is neither in {folders[0]} nor in {folders[1]}. "
+        f"Install ckptflow again."
     )
 
 
@@ -187,12 +191,13 @@ def _leave_alone(execution: Execution, _say: _Say) -> None:
 
 def _disturb(execution: Execution, say: _Say) -> None:
     execution.start()
-    for kill in (
-        lambda: execution.kill_worker("simulate"),
-        lambda: execution.kill_worker("train"),
-        lambda: execution.kill_main("train"),
-    ):
-        losses = kill()
+    kills: list[tuple[Callable[[str], list[Loss]], str]] = [
+        (execution.kill_worker, "simulate"),
+        (execution.kill_worker, "train"),
+        (execution.kill_main, "train"),
+    ]
+    for kill, app in kills:
+        losses = kill(app)
         newest = ", ".join(f"{loss.task} step {loss.newest.step}" for loss in losses)
         say(f"kill {execution.kills}: SIGKILL to {losses[0].victim}; committed: {newest}")
     say("the same command again")

@@ -229,7 +229,7 @@ class Execution:
     def _owns(self, pid: int) -> bool:
         """Return whether ``pid`` is alive and was started, at whatever remove, by us."""
         try:
-            return psutil.Process(pid).environ().get(TOKEN) == self._token
+            return bool(psutil.Process(pid).environ().get(TOKEN) == self._token)
         except (psutil.Error, ValueError, OSError):  # Gone, a zombie, or somebody else's.
             return False
 
