@@ -18,10 +18,12 @@ setup(
                 f"{NATIVE}/ckh128_keys.inc",
                 f"{NATIVE}/ckh128_cpu.hpp",
                 f"{NATIVE}/diff.hpp",
+                f"{NATIVE}/ranges.hpp",
             ],
             include_dirs=[NATIVE],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden"],
+            extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden", "-pthread"],
+            extra_link_args=["-pthread"],
             py_limited_api=True,
             optional=True,
         )

@@ -1,1 +1,4 @@
-"""Pure work on bytes and values: no storage, no clocks, no policy."""
+"""Pure work on bytes: states to regions, digests, diffs, and back.
+
+Nothing here opens a file or knows what a checkpoint is.
+"""

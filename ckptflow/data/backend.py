@@ -1,0 +1,174 @@
+"""Choose who computes digests and diffs: the compiled core, numba or NumPy.
+
+All three return the same bits, so the choice is only one of speed and is made once, at the
+first use: the compiled core where the installation has it, else numba where it is installed,
+else NumPy. ``tests/unit/test_digest.py`` and ``tests/property/test_diff_laws.py`` hold every
+one of them, and every instruction set of the compiled core, against an oracle of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ckptflow.data.buffers import Bytes, U64s
+from ckptflow.errors import ConfigError
+
+RunColumns: TypeAlias = tuple[Bytes, U64s, U64s, U64s]  # kind, start, length, pattern
+
+
+class Kernels(Protocol):
+    """The work on bytes that every backend does.
+
+    Arguments are checked by the callers in :mod:`ckptflow.data`. Digests are C-contiguous,
+    aligned arrays of shape ``(n, 2)``, low half first; byte arrays are contiguous and of any
+    alignment.
+    """
+
+    def digest_chunks(self, data: Bytes, chunk_bytes: int, out: U64s) -> None:
+        """Set ``out[i]`` to the digest of chunk ``i``; one digest of no bytes is allowed."""
+        ...
+
+    def digest_parents(
+        self, children: U64s, old_children: U64s, old_parents: U64s, out: U64s
+    ) -> None:
+        """Set ``out`` to the level above ``children``.
+
+        Where a pair of children is in ``old_children`` at the same place, its parent may be
+        taken from ``old_parents``. Both may be empty.
+        """
+        ...
+
+    def classify_chunks(
+        self, data: Bytes, chunk_bytes: int, digests: U64s, parent: U64s, kinds: Bytes
+    ) -> int:
+        """Set ``kinds[i]`` to the `ckptflow.data.diff.Kind` of chunk ``i``.
+
+        ``parent`` may have fewer or more digests. Returns how many runs there are.
+        """
+        ...
+
+    def collect_runs(
+        self, data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns
+    ) -> None:
+        """Fill the columns, which have one entry for each run of ``kinds``."""
+        ...
+
+    def copy_ranges(
+        self, source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
+    ) -> None:
+        """Copy ``length[i]`` bytes for each ``i``."""
+        ...
+
+    def fill_ranges(self, target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:
+        """Repeat the eight bytes of ``pattern[i]``, lowest first, over range ``i``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Who computes, and why nobody faster does."""
+
+    name: str  # native, numba or numpy
+    detail: str  # the instruction set, or the version of the library
+    reason: str  # why no faster one is active; empty for the fastest
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.detail})" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    backend: Backend
+    kernels: Kernels
+
+
+_lock = threading.Lock()
+_chosen: _Choice | None = None
+
+
+def active() -> Backend:
+    """Return the backend in use."""
+    return _choice().backend
+
+
+def kernels() -> Kernels:
+    """Return the functions of the backend in use."""
+    return _choice().kernels
+
+
+def available() -> list[Backend]:
+    """Return every backend that works here, fastest first. Imports numba if installed."""
+    return [choice.backend for choice in _choices()]
+
+
+@contextmanager
+def use(name: str, detail: str = "") -> Iterator[Backend]:
+    """Use one backend, for example ``use("native", "avx2")``, until the block ends.
+
+    For tests and measurements. The choice holds for the whole process, so blocks in several
+    threads at once must want the same one.
+
+    Raises:
+        ConfigError: that backend does not work here.
+    """
+    wanted = next(
+        (
+            choice
+            for choice in _choices()
+            if choice.backend.name == name and detail in {"", choice.backend.detail}
+        ),
+        None,
+    )
+    if wanted is None:
+        here = ", ".join(f"{backend.name} ({backend.detail})" for backend in available())
+        raise ConfigError(f"There is no backend {name!r} {detail!r} here; there is {here}.")
+    global _chosen  # noqa: PLW0603 - one choice for the process is what this module is for.
+    before, _chosen = _chosen, wanted
+    try:
+        yield wanted.backend
+    finally:
+        _chosen = before
+
+
+def _choice() -> _Choice:
+    global _chosen  # noqa: PLW0603
+    chosen = _chosen
+    if chosen is None:
+        with _lock:
+            chosen = _chosen = _chosen or next(_choices())
+    return chosen
+
+
+def _choices() -> Iterator[_Choice]:
+    """Yield what works, fastest first, importing each only when it is asked for."""
+    reasons: list[str] = []
+    for load in (_load_native, _load_numba, _load_numpy):
+        try:
+            found = load()
+        except ImportError as error:
+            reasons.append(f"{load.__name__.removeprefix('_load_')} is missing ({error})")
+            continue
+        for name, detail, functions in found:
+            yield _Choice(Backend(name, detail, "; ".join(reasons)), functions)
+
+
+def _load_native() -> list[tuple[str, str, Kernels]]:
+    from ckptflow.data.kernels_native import NativeKernels, variants
+
+    return [("native", variant, NativeKernels(variant)) for variant in variants()]
+
+
+def _load_numba() -> list[tuple[str, str, Kernels]]:
+    from ckptflow.data import kernels_numba
+
+    return [("numba", kernels_numba.VERSION, kernels_numba)]
+
+
+def _load_numpy() -> list[tuple[str, str, Kernels]]:
+    from ckptflow.data import kernels_numpy
+
+    return [("numpy", kernels_numpy.VERSION, kernels_numpy)]

@@ -1,0 +1,196 @@
+"""Digests and diffs in NumPy: the backend that is always there.
+
+Slow (about 0.5 GB/s) but free of loops over chunks, and independent enough of the compiled
+core that each is a check of the other. Views as little-endian words make it right on every
+host; temporaries are kept to the size of a cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckptflow.data.backend import RunColumns
+from ckptflow.data.buffers import Bytes, Indices, U64s
+from ckptflow.data.ckh128 import (
+    BLOCK_BYTES,
+    FINAL_FACTORS,
+    STREAM_STEP,
+    TAG_LEAF,
+    TAG_NODE,
+    level0_keys,
+    level1_keys,
+)
+
+VERSION = np.__version__
+
+_SAME, _DATA, _FILL = 0, 1, 2
+_PIECE_BYTES = 256 << 10
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def digest_chunks(data: Bytes, chunk_bytes: int, out: U64s) -> None:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    full = min(len(data) // chunk_bytes, len(out))
+    rows = max(1, _PIECE_BYTES // chunk_bytes)
+    chunks = data[: full * chunk_bytes].view("<u4").reshape(full, chunk_bytes // 4)
+    for first in range(0, full, rows):
+        piece = slice(first, min(first + rows, full))
+        out[piece] = _final(_sums(chunks[piece]), chunk_bytes, TAG_LEAF)
+    if full < len(out):
+        tail = data[full * chunk_bytes :]
+        padded = np.zeros(-(-len(tail) // 8) * 8, np.uint8)
+        padded[: len(tail)] = tail
+        out[full] = _final(_sums(padded.view("<u4")[np.newaxis]), len(tail), TAG_LEAF)
+
+
+def digest_parents(children: U64s, old_children: U64s, old_parents: U64s, out: U64s) -> None:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    pairs = children[: len(children) // 2 * 2].reshape(-1, 4)
+    old_pairs = old_children[: len(old_children) // 2 * 2].reshape(-1, 4)
+    common = min(len(pairs), len(old_pairs))
+    changed = np.ones(len(pairs), np.bool_)
+    changed[:common] = (pairs[:common] != old_pairs[:common]).any(axis=1)
+    out[:common] = old_parents[:common]
+    out[: len(pairs)][changed] = _final(pairs[changed], 0, TAG_NODE)
+    if len(children) % 2:
+        out[-1] = children[-1]
+
+
+def classify_chunks(
+    data: Bytes, chunk_bytes: int, digests: U64s, parent: U64s, kinds: Bytes
+) -> int:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    common = min(len(digests), len(parent))
+    same = (digests[:common] == parent[:common]).all(axis=1)
+    kinds[:] = _DATA
+    kinds[:common][same] = _SAME
+    kinds[_fills(data, chunk_bytes, np.flatnonzero(kinds == _DATA))] = _FILL
+    return int(_run_starts(kinds, _patterns(data, chunk_bytes, kinds)).size)
+
+
+def collect_runs(data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns) -> None:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    kind, start, length, pattern = columns
+    patterns = _patterns(data, chunk_bytes, kinds)
+    first = _run_starts(kinds, patterns)
+    kind[:] = kinds[first]
+    start[:] = first * chunk_bytes
+    length[:] = np.diff(start, append=np.uint64(len(data)))
+    pattern[:] = patterns[first]
+
+
+def copy_ranges(
+    source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
+) -> None:
+    """See :class:`ckptflow.data.backend.Kernels`.
+
+    One slice per range: an index per byte, the way without a loop, would move eight times
+    as much as the ranges hold.
+    """
+    ranges = zip(source_start.tolist(), target_start.tolist(), length.tolist(), strict=True)
+    for here, there, size in ranges:
+        target[there : there + size] = source[here : here + size]
+
+
+def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    eights = pattern.astype("<u8").view(np.uint8).reshape(-1, 8)
+    for here, size, eight in zip(start.tolist(), length.tolist(), eights, strict=True):
+        whole = here + size // 8 * 8
+        target[here:whole].reshape(-1, 8)[:] = eight
+        target[whole : here + size] = eight[: size % 8]
+
+
+def _sums(chunks: U64s) -> U64s:
+    """Return the four sums of each row of words, shape ``(rows, 4)``."""
+    rows, words = chunks.shape
+    whole = words // 256
+    sums = np.empty((rows, -(-words // 256) if words else 1, 4), np.uint64)
+    blocks = chunks[:, : 256 * whole].reshape(rows, whole, 256)
+    step = max(1, _PIECE_BYTES // BLOCK_BYTES // max(rows, 1))
+    for first in range(0, whole, step):
+        piece = slice(first, min(first + step, whole))
+        sums[:, piece] = _block_sums(blocks[:, piece])
+    if whole < sums.shape[1]:
+        sums[:, whole] = _block_sums(chunks[:, 256 * whole :])
+    if sums.shape[1] == 1:
+        return sums[:, 0]
+    pairs = sums.reshape(rows, -1)
+    keys = level1_keys(sums.shape[1])
+    return np.stack(
+        [
+            _nh(pairs & _LOW, pairs >> _HALF, keys[2 * shift : 2 * shift + pairs.shape[1]])
+            for shift in range(4)
+        ],
+        axis=-1,
+    )
+
+
+def _block_sums(words: U64s) -> U64s:
+    """Return the sums of blocks of at most 256 words on the last axis, which becomes four."""
+    x = words[..., 0::2].astype(np.uint64)
+    y = words[..., 1::2].astype(np.uint64)
+    return np.stack([_nh(x, y, keys[: x.shape[-1]]) for keys in level0_keys()], axis=-1)
+
+
+def _nh(x: U64s, y: U64s, keys: U64s) -> U64s:
+    products = (x + (keys & _LOW) & _LOW) * (y + (keys >> _HALF) & _LOW)
+    sums: U64s = products.sum(axis=-1, dtype=np.uint64)
+    return sums
+
+
+def _final(sums: U64s, length: int, tag: int) -> U64s:
+    """Mix the four numbers of each row to a digest, shape ``(rows, 2)``."""
+    factors = [np.uint64(factor) for factor in FINAL_FACTORS]
+    mark = np.uint64((length * STREAM_STEP + tag) % (1 << 64))
+    w = [sums[:, 0] + mark, sums[:, 1], sums[:, 2] ^ mark, sums[:, 3]]
+    for i in range(4):
+        w[i] = (w[i] ^ w[i] >> _HALF) * factors[i]
+        w[i] ^= w[i] >> np.uint64(29)
+    lo, hi = w[0] + _swap_halves(w[1]), w[2] + _swap_halves(w[3])
+    lo = (lo ^ lo >> _HALF) * factors[4]
+    hi = (hi ^ hi >> _HALF) * factors[5]
+    lo = lo + _swap_halves(hi)
+    hi = hi + _swap_halves(lo)
+    lo = (lo ^ lo >> np.uint64(29)) * factors[6]
+    hi = (hi ^ hi >> np.uint64(29)) * factors[7]
+    return np.stack([lo ^ lo >> _HALF, hi ^ hi >> _HALF], axis=-1)
+
+
+def _swap_halves(x: U64s) -> U64s:
+    return x << _HALF | x >> _HALF
+
+
+def _fills(data: Bytes, chunk_bytes: int, chunks: Indices) -> Indices:
+    """Return those of ``chunks`` (numbers) whose bytes repeat with period 8."""
+    full = len(data) // chunk_bytes
+    pairs = data[: full * chunk_bytes].view("<u8").reshape(full, chunk_bytes // 8)
+    likely = chunks[chunks < full]
+    likely = likely[pairs[likely, 0] == pairs[likely, 1]]
+    rows = max(1, _PIECE_BYTES // chunk_bytes)
+    repeats = np.empty(len(likely), np.bool_)
+    for first in range(0, len(likely), rows):
+        piece = pairs[likely[first : first + rows]]
+        repeats[first : first + rows] = (piece == piece[:, :1]).all(axis=1)
+    found: Indices = likely[repeats]
+    tail = data[full * chunk_bytes :]
+    if len(tail) and len(tail) % 8 == 0 and len(chunks) and chunks[-1] == full:
+        words = tail.view("<u8")
+        if (words == words[0]).all():
+            found = np.append(found, full)
+    return found
+
+
+def _patterns(data: Bytes, chunk_bytes: int, kinds: Bytes) -> U64s:
+    """Return for each chunk its pattern if it is a fill, else 0."""
+    patterns = np.zeros(len(kinds), np.uint64)
+    fills = np.flatnonzero(kinds == _FILL)
+    starts = fills[:, np.newaxis] * chunk_bytes + np.arange(8)
+    patterns[fills] = data[starts].view("<u8")[:, 0]
+    return patterns
+
+
+def _run_starts(kinds: Bytes, patterns: U64s) -> Indices:
+    begins = np.ones(len(kinds), np.bool_)
+    begins[1:] = (kinds[1:] != kinds[:-1]) | (patterns[1:] != patterns[:-1])
+    return np.flatnonzero(begins)
