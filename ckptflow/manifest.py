@@ -66,7 +66,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
         raise CorruptionError(
             f"The manifest {where} is cut short or is no manifest ({len(data)} bytes)."
         )
-    magic, version, _, document_bytes, table_bytes = _HEAD.unpack_from(data)
+    _, version, _, document_bytes, table_bytes = _HEAD.unpack_from(data)
     body = memoryview(data)[:-SEAL_BYTES]
     sealed = seal(body) == data[-SEAL_BYTES:]
     if version > VERSION and sealed:

@@ -16,11 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
-from ckptflow.data.regions import ANY, Flattened, flatten
+from ckptflow.data.fit import ABSENT
+from ckptflow.data.regions import Flattened, Region, flatten
 from ckptflow.data.rng import capture_rng, restore_rng
 from ckptflow.errors import (
     CheckpointError,
@@ -30,7 +33,7 @@ from ckptflow.errors import (
     TierError,
 )
 from ckptflow.model import Export, LineageId
-from ckptflow.policy.interval import Decision, Interval, Progress, parse_interval
+from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import TierRule, plan
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.store.catalog import Lineage
@@ -188,10 +191,12 @@ class Checkpointer:
             RestoreError: checkpoints exist, but none could be restored.
         """
         self._claim()
-        state: Any = initial() if callable(initial) and not _is_state(initial) else initial
+        state: Any = initial
+        if callable(state) and not _is_state(state):
+            state = state()
         if state is None and self._objects:
             state = self._objects
-        target = None if state is None else {"state": state, "rng": ANY}
+        target = None if state is None else {"state": state, "rng": ABSENT}
         restored = restore_newest(self._lineage, target, step=step, note=self._note)
         self._restored = restored
         self._pace.start(restored.id.step if restored else None)
@@ -372,11 +377,12 @@ class Checkpointer:
         ticket = Ticket(step, tuple(tier.level for tier in goes_to))
         assert self._arenas is not None
         arena = self._arenas.take(flattened.total_bytes)
+        release: Callable[[], None] = _nothing
         if arena is not None:
             views = flattened.copy_into(arena)
             release = partial(self._arenas.give_back, arena)
         else:
-            views, release = flattened.live_views(), _nothing
+            views = [_live_view(region) for region in flattened.regions]
         request = SaveRequest(
             ticket=ticket,
             structure=flattened.structure,
@@ -498,6 +504,15 @@ class Checkpointer:
             self._warn(f"{failure} The task goes on.")
         if self._writer.fenced:
             raise self._writer.fenced
+
+
+def _live_view(region: Region) -> memoryview:
+    """Return the live memory of a region; one that has to be gathered is copied."""
+    if region.data is not None:
+        return region.data.data
+    gathered = np.empty(region.nbytes, np.uint8)
+    region.copy_into(gathered)
+    return gathered.data
 
 
 def _nothing() -> None:

@@ -97,4 +97,5 @@ def _rotated(pattern: U64, skipped: U64) -> U64:
     """Return the 8-byte patterns as they look ``skipped`` bytes further on."""
     right = (skipped % np.uint64(8)) * np.uint64(8)
     left = (np.uint64(64) - right) % np.uint64(64)
-    return (pattern >> right) | np.where(right == 0, np.uint64(0), pattern << left)
+    wrapped: U64 = np.where(right == 0, np.uint64(0), pattern << left)
+    return (pattern >> right) | wrapped

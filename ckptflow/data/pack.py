@@ -7,6 +7,7 @@ Byte layout: ``docs/reference/format-v1.md``.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class PackPlan:
         first, last = np.searchsorted(self.pack, [pack, pack + 1])
         bounds = first + 1 + np.flatnonzero(np.diff(self.frame[first:last]))
         edges = [int(first), *bounds.tolist(), int(last)]
-        return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def plan_packs(region: NDArray[np.intp], start: U64, length: U64) -> PackPlan:

@@ -146,8 +146,8 @@ class Lineage:
                 continue
             return manifest
         raised = CorruptionError(f"The manifest of {self.id} {found.id} has no sound copy.")
-        for error in failures:
-            raised.add_note(str(error))
+        for failure in failures:
+            raised.add_note(str(failure))
         raise raised
 
     # --- attempts ---

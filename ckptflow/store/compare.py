@@ -7,6 +7,7 @@ summarised for people. ``tests/unit/test_compare.py``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data.dtypes import EXTENDED_BYTES
+from ckptflow.data.leaves import encode_plain, is_plain
 from ckptflow.store.arrays import StoredArrays
 
 BLOCK_ELEMENTS = 1 << 20  # Compared at once: bounds the memory that temporaries take.
@@ -220,9 +222,10 @@ def _plain_changes(left: dict[str, Any], right: dict[str, Any]) -> Iterator[Plai
             yield PlainChange(name=name, change="added", before=None, after=after)
         elif after is _ABSENT:
             yield PlainChange(name=name, change="removed", before=before, after=None)
-        elif type(before) is not type(after) or not _equal(before, after):
+        elif _bits(before) != _bits(after):
             yield PlainChange(name=name, change="changed", before=before, after=after)
 
 
-def _equal(before: Any, after: Any) -> bool:
-    return bool(before == after) or (before != before and after != after)  # noqa: PLR0124  NaN
+def _bits(value: Any) -> object:
+    """Return what is equal for two leaves of one type and one value, to the last bit."""
+    return json.dumps(encode_plain(value)) if is_plain(value) else value

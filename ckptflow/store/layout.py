@@ -79,22 +79,11 @@ def lay_out(
         _joined([part.fresh_length for part in parts]),
     )
     rows = _combine(parts, plan)
-    used = np.unique(_joined([table.pack for table in rows], np.uint32))
+    used = np.unique(ExtentTable.of(rows).pack)
     shared = used[used < _OWN]
-    order = np.concatenate(
-        [shared, np.arange(plan.pack_count, dtype=np.uint32) + np.uint32(_OWN)]
-    )
-    final = [
-        ExtentTable(
-            table.length,
-            table.source,
-            np.where(table.pack == FILL, FILL, np.searchsorted(order, table.pack)).astype(
-                np.uint32
-            ),
-        )
-        for table in rows
-    ]
-    return Layout(plan, final, [int(number) for number in shared])
+    new = np.arange(plan.pack_count, dtype=np.uint32) + np.uint32(_OWN)
+    rows = [_renumbered(table, np.concatenate([shared, new])) for table in rows]
+    return Layout(plan, rows, [int(number) for number in shared])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +183,11 @@ def _combine(parts: Sequence[_Parts], plan: PackPlan) -> list[ExtentTable]:
     return rows
 
 
-def _joined(
-    arrays: Sequence[NDArray[np.generic]], dtype: type = np.uint64
-) -> NDArray[np.generic]:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+def _renumbered(table: ExtentTable, order: NDArray[np.uint32]) -> ExtentTable:
+    """Number packs by their place in ``order``, which is sorted."""
+    place = np.where(table.pack == FILL, FILL, np.searchsorted(order, table.pack))
+    return ExtentTable(table.length, table.source, place.astype(np.uint32))
+
+
+def _joined(arrays: Sequence[U64]) -> U64:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.uint64)

@@ -54,8 +54,8 @@ def plan_prune(
     """
     here = [found for found in lineage.checkpoints() if tier in found.tiers]
     manifests = {found.id: _manifest_here(lineage, tier, found) for found in here}
-    packs = [key for key in tier.iter_keys(f"{lineage.id.prefix}/packs")]
-    present = {key.removeprefix(f"{lineage.id.prefix}/") for key in packs}
+    prefix = f"{lineage.id.prefix}/"
+    present = {key.removeprefix(prefix) for key in tier.iter_keys(f"{prefix}packs")}
     verdicts = retain(
         [_candidate(found, manifests[found.id], present) for found in here], retention
     )

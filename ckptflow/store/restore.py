@@ -8,6 +8,7 @@ and take another; so the usual restore pays for one pass of digests, not two.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -173,12 +174,17 @@ def _fill_from(
     for region, start, offset, length in _joined_reads(pieces.rows(direct), shift):
         tasks.append(_direct_read(pack, buffers[region][start : start + length], offset))
     rest, frame = pieces.rows(~direct), frame[~direct]
-    for group in _groups(frame):
-        tasks.append(
-            _frame_read(
-                pack, frames, int(frame[group.start]), rest.rows(group), buffers, check_frames
-            )
+    tasks += [
+        _frame_read(
+            pack,
+            frames,
+            int(frame[group.start]),
+            rest.rows(group),
+            buffers=buffers,
+            check=check_frames,
         )
+        for group in _groups(frame)
+    ]
     for _ in pool.map(pack.first_sound, tasks):
         pass
 
@@ -192,9 +198,9 @@ def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.in
     first = np.searchsorted(edges, pieces.source, side="right") - 1
     last = np.searchsorted(edges, end, side="left")
     of, frame = ramps(first, last - first)
-    begin = np.maximum(pieces.source[of], edges[frame])
-    stop = np.minimum(end[of], edges[frame + 1])
-    start = pieces.start[of] + (begin - pieces.source[of])
+    begin: U64 = np.maximum(pieces.source[of], edges[frame])
+    stop: U64 = np.minimum(end[of], edges[frame + 1])
+    start: U64 = pieces.start[of] + (begin - pieces.source[of])
     return frame, _Pieces(pieces.region[of], start, stop - begin, begin)
 
 
@@ -232,8 +238,9 @@ def _frame_read(
     frames: FrameTable,
     frame: int,
     pieces: _Pieces,
+    *,
     buffers: Sequence[memoryview],
-    check: bool,  # noqa: FBT001 - an inner function of this module's road
+    check: bool,
 ) -> Callable[[Tier], None]:
     offset, end = int(frames.offset[frame]), int(frames.offset[frame + 1])
     plain_start, plain_end = (int(frames.plain_start[frame + i]) for i in (0, 1))
@@ -270,7 +277,7 @@ def _edges_to_slices(inner: NDArray[np.intp], count: int) -> list[slice]:
     if not count:
         return []
     edges = [0, *inner.tolist(), count]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def open_pack(tier: Tier, lineage: LineageId, ref: PackRef) -> FrameTable:
@@ -337,6 +344,6 @@ class _Pack:
                 return
         names = ", ".join(repr(tier.name) for tier in self._tiers)
         failed = CorruptionError(f"Pack {self.key!r} has no sound copy on tier {names}.")
-        for error in failures:
-            failed.add_note(str(error))
+        for failure in failures:
+            failed.add_note(str(failure))
         raise failed

@@ -76,9 +76,9 @@ def restore_newest(
         f"None of the {len(candidates)} checkpoints of {lineage.id} could be restored. The "
         f"target may be partly overwritten: build it anew before starting from step 0."
     )
-    for (checkpoint, reason), error in zip(skipped, failures, strict=True):
+    for (checkpoint, reason), failure in zip(skipped, failures, strict=True):
         raised.add_note(f"{checkpoint}: {reason}")
-        for text in getattr(error, "__notes__", ()):
+        for text in getattr(failure, "__notes__", ()):
             raised.add_note(f"    {text}")
     raise raised
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -68,7 +69,9 @@ def write_checkpoint(
     try:
         for number in range(layout.plan.pack_count):
             key = checkpoint.pack_key(number, secrets.token_hex(4))
-            own.append(_put_pack(tier, lineage, key, layout.plan, number, regions))
+            own.append(
+                _put_pack(tier, lineage, key, layout.plan, number=number, regions=regions)
+            )
         manifest = Manifest(
             lineage=lineage,
             id=checkpoint,
@@ -128,6 +131,7 @@ def _put_pack(
     lineage: LineageId,
     key: str,
     plan: PackPlan,
+    *,
     number: int,
     regions: Sequence[NamedRegion],
 ) -> PackRef:
@@ -144,7 +148,7 @@ def _put_pack(
         codec=[codec for codec, _, _ in frames],
         digest=[digest.digest(frame) for frame in stored],
     )
-    parts = [HEAD, *stored, table]
+    parts: list[bytes | memoryview] = [HEAD, *stored, table]
     tier.put(f"{lineage.prefix}/{key}", parts)
     return PackRef(
         key=key,
@@ -164,7 +168,7 @@ def _gather(plan: PackPlan, pieces: slice, regions: Sequence[NamedRegion]) -> me
     target = np.cumsum(length, dtype=np.uint64) - length
     plain = memoryview(bytearray(int(length.sum())))
     edges = np.flatnonzero(np.diff(region, prepend=-1, append=-1))
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in itertools.pairwise(edges.tolist()):
         source = regions[int(region[a])].data
         copy_ranges(source, plain, start[a:b], target[a:b], length[a:b])
     return plain

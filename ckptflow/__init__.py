@@ -1,0 +1,1 @@
+"""Checkpoint and restart for HPC workflows: incremental, verified, multi-level, on Parsl."""
