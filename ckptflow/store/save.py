@@ -43,6 +43,8 @@ def write_checkpoint(
     chunk_bytes: int,
     metrics: Mapping[str, float] | None = None,
     before_commit: Callable[[], None] = lambda: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    nonce: Callable[[], str] = lambda: secrets.token_hex(4),
 ) -> Base:
     """Write a checkpoint to ``tier`` and return the base for the next one.
 
@@ -56,6 +58,8 @@ def write_checkpoint(
         chunk_bytes: unit of comparison; a multiple of 8, at least 16.
         metrics: numbers from the application, kept in the manifest.
         before_commit: called when all packs are durable; an exception stops the commit.
+        now: the clock, UTC.
+        nonce: draws 8 hex digits for the key of each pack.
 
     Raises:
         TierError: the tier failed; earlier checkpoints are untouched.
@@ -68,7 +72,7 @@ def write_checkpoint(
     own: list[PackRef] = []
     try:
         for number in range(layout.plan.pack_count):
-            key = checkpoint.pack_key(number, secrets.token_hex(4))
+            key = checkpoint.pack_key(number, nonce())
             own.append(
                 _put_pack(tier, lineage, key, layout.plan, number=number, regions=regions)
             )
@@ -77,7 +81,7 @@ def write_checkpoint(
             id=checkpoint,
             parent=base.manifest.id if base and shared else None,
             kind="delta" if shared else "full",
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            created=now().isoformat(timespec="milliseconds"),
             writer=WRITER,
             metrics=dict(metrics or {}),
             root=b"",
