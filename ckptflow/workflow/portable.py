@@ -102,7 +102,7 @@ def raise_portable(error: BaseException, *, task: str, crosses: bool = True) -> 
 def _exited(error: BaseException, task: str) -> TaskExited:
     text = f"{type(error).__name__}({error})" if str(error) else type(error).__name__
     return TaskExited(
-        f"{task} left by {text} instead of returning. A task must return, or raise an Exception."
+        f"{task} left by {text} instead of returning. A task must return or raise an Exception."
     )
 
 

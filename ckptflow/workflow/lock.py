@@ -1,0 +1,191 @@
+"""One process at a time runs a workflow of one name.
+
+The lock is a folder of numbered files, and the one with the greatest number counts. Who wants
+the lock looks at the holder; if that is gone, it creates the next number, which only one can do,
+on shared file systems too. The file says who holds it, on which host, since when.
+
+A holder on this host is alive if its process is (same number *and* same start time, since
+numbers are used again). One on another host cannot be asked; it renews the file's time every
+few seconds, and is taken for dead when it has not for two minutes. Should it live after all,
+its tasks are fenced (see the format page): the lock keeps order, it does not guard data.
+
+``tests/unit/test_lock.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from ckptflow.errors import RunLocked, WorkflowError
+from ckptflow.tiers import durable
+
+STALE_AFTER_S = 120.0
+RENEW_EVERY_S = 15.0
+
+_TRIES = 100
+_START_TIME_TOLERANCE_S = 2.0  # The kernel's clock tick, and a clock that is being set.
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lock.
+
+    Attributes:
+        host: name of its host.
+        pid: its process number there.
+        started_s: when the process started, seconds since 1970.
+        session: random name of this run's life; workers carry it in their environment.
+        released: whether it gave the lock back.
+    """
+
+    host: str
+    pid: int
+    started_s: float
+    session: str
+    released: bool = False
+
+    @staticmethod
+    def of_this_process(session: str) -> Holder:
+        """Return what this process writes into a lock."""
+        process = psutil.Process()
+        return Holder(socket.gethostname(), process.pid, process.create_time(), session)
+
+    def is_here(self) -> bool:
+        """Tell whether it ran on this host."""
+        return self.host == socket.gethostname()
+
+    def is_running(self) -> bool:
+        """Tell whether the process exists on this host."""
+        try:
+            process = psutil.Process(self.pid)
+            same: bool = abs(process.create_time() - self.started_s) < _START_TIME_TOLERANCE_S
+            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+
+class RunLock:
+    """The lock of one run.
+
+    Args:
+        folder: the lock's folder; made if absent.
+        run: name of the run, for messages.
+        session: random name of this run's life.
+        is_running: asked whether a holder on this host exists.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run: str,
+        session: str,
+        is_running: Callable[[Holder], bool] = Holder.is_running,
+    ) -> None:
+        self._folder, self._run, self._session = folder, run, session
+        self._is_running = is_running
+        self._number: int | None = None
+        self.dead_holders: list[Holder] = []
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Afterwards ``dead_holders`` lists who died with it; their workers may live on.
+
+        Raises:
+            RunLocked: a live process holds it; the message says which, where and since when.
+        """
+        durable.make_folders(self._folder)
+        for _ in range(_TRIES):
+            newest = max(self._numbers(), default=0)
+            self._refuse_if_alive(newest)
+            mine = json.dumps(asdict(Holder.of_this_process(self._session))).encode()
+            try:
+                durable.create_exclusive(self._path(newest + 1), mine)
+            except FileExistsError:
+                continue  # Somebody was faster: look at them.
+            if max(self._numbers()) > newest + 1:
+                # This process slept between looking and creating; others came and went.
+                self._path(newest + 1).unlink(missing_ok=True)
+                continue
+            self._number = newest + 1
+            self._sweep(newest)
+            return
+        raise WorkflowError(f"The lock {self._folder} changed hands {_TRIES} times; give up.")
+
+    def renew(self) -> None:
+        """Show processes on other hosts that this one lives."""
+        if self._number is not None:
+            # A vanished file means that somebody took the lock over; fencing sorts that out.
+            with contextlib.suppress(OSError):
+                os.utime(self._path(self._number))
+
+    def release(self) -> None:
+        """Give the lock back. The file stays, so that numbers only grow."""
+        if self._number is None:
+            return
+        path, self._number = self._path(self._number), None
+        holder = asdict(Holder.of_this_process(self._session)) | {"released": True}
+        durable.write_atomic(path, [json.dumps(holder).encode()])
+
+    def holder(self) -> Holder | None:
+        """Return who has the lock, or had it last; ``None`` if nobody ever had."""
+        newest = max(self._numbers(), default=0)
+        return self._read(newest) if newest else None
+
+    def _refuse_if_alive(self, number: int) -> None:
+        holder = self._read(number) if number else None
+        if holder is None or holder.released:
+            return
+        if holder.is_here():
+            alive, how = self._is_running(holder), "it is running"
+        else:
+            silent_s = self._silent_s(number)
+            alive, how = (
+                silent_s < STALE_AFTER_S,
+                f"it gave a sign of life {silent_s:.0f} s ago",
+            )
+        if alive:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.started_s))
+            raise RunLocked(
+                f"Run {self._run!r} is held by process {holder.pid} on {holder.host}, started "
+                f"{since}; {how}. Wait for it, stop it, or give this run another name."
+            )
+        self.dead_holders.append(holder)
+
+    def _silent_s(self, number: int) -> float:
+        """Return how long ago the holder renewed the lock, by the file system's own clock."""
+        probe = self._folder / f".probe-{self._session}"
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - self._path(number).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0  # It was released this instant: look again.
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _sweep(self, newest_old: int) -> None:
+        for number in self._numbers():
+            if number <= newest_old:
+                self._path(number).unlink(missing_ok=True)
+
+    def _numbers(self) -> list[int]:
+        return [int(path.stem) for path in self._folder.glob("*.lock") if path.stem.isdigit()]
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.lock"
+
+    def _read(self, number: int) -> Holder | None:
+        try:
+            return Holder(**json.loads(self._path(number).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None  # Taken back this instant, or no lock of ours: nobody can be asked.
