@@ -1,1 +1,106 @@
-"""Checkpoint and restart for HPC workflows: incremental, verified, multi-level, on Parsl."""
+"""Checkpoint and restart for HPC workflows: incremental, verified, multi-level, on Parsl.
+
+The whole public face is here. Names are imported when they are first used, so that a training
+script which only needs `Checkpointer` does not wait for Parsl.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptflow.checkpointer import Checkpointer, CheckpointWarning
+    from ckptflow.checkpointer.ticket import Ticket
+    from ckptflow.data.leaves import register_leaf
+    from ckptflow.model import Export
+    from ckptflow.policy.interval import (
+        EverySeconds,
+        EverySteps,
+        Interval,
+        Never,
+        OverheadAtMost,
+        YoungDaly,
+    )
+    from ckptflow.policy.retention import BestOf, Retention
+    from ckptflow.site import Site, load, load_site
+    from ckptflow.tiers.memory import MemoryTier
+    from ckptflow.tiers.posix import PosixTier
+    from ckptflow.tiers.tier import Tier
+    from ckptflow.workflow.apps import attach, bash_app, python_app
+    from ckptflow.workflow.retry import retry_handler
+    from ckptflow.workflow.run import Run, build_config, run
+
+__version__ = importlib.metadata.version("ckptflow")
+
+_HOMES = {
+    "BestOf": "policy.retention",
+    "CheckpointWarning": "checkpointer",
+    "Checkpointer": "checkpointer",
+    "EverySeconds": "policy.interval",
+    "EverySteps": "policy.interval",
+    "Export": "model",
+    "Interval": "policy.interval",
+    "MemoryTier": "tiers.memory",
+    "Never": "policy.interval",
+    "OverheadAtMost": "policy.interval",
+    "PosixTier": "tiers.posix",
+    "Retention": "policy.retention",
+    "Run": "workflow.run",
+    "Site": "site",
+    "Ticket": "checkpointer.ticket",
+    "Tier": "tiers.tier",
+    "YoungDaly": "policy.interval",
+    "attach": "workflow.apps",
+    "bash_app": "workflow.apps",
+    "build_config": "workflow.run",
+    "load": "site",
+    "load_site": "site",
+    "python_app": "workflow.apps",
+    "register_leaf": "data.leaves",
+    "retry_handler": "workflow.retry",
+    "run": "workflow.run",
+}
+
+__all__ = [
+    "BestOf",
+    "CheckpointWarning",
+    "Checkpointer",
+    "EverySeconds",
+    "EverySteps",
+    "Export",
+    "Interval",
+    "MemoryTier",
+    "Never",
+    "OverheadAtMost",
+    "PosixTier",
+    "Retention",
+    "Run",
+    "Site",
+    "Ticket",
+    "Tier",
+    "YoungDaly",
+    "attach",
+    "bash_app",
+    "build_config",
+    "load",
+    "load_site",
+    "python_app",
+    "register_leaf",
+    "retry_handler",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ckptflow' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ckptflow.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -30,9 +30,13 @@ from pydantic import (
     model_validator,
 )
 
-from ckptflow.errors import ConfigError
+from ckptflow.data.fit import ABSENT
+from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
+from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import parse_retention
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
@@ -356,3 +360,29 @@ def line_of(text: str, where: Sequence[str | int]) -> int | None:
         if best is None or len(here) > best[0]:
             best = (len(here), number)
     return best[1] if best else None
+
+
+def load(export: Export, into: Any = None) -> Any:
+    """Return the state that an `Export` refers to, read from wherever a sound copy is.
+
+    Args:
+        export: what `Checkpointer.export` returned, here or in another process.
+        into: state to fill in place; a new one of plain containers is built without it.
+
+    Raises:
+        NotFoundError: the checkpoint is gone from all of its tiers.
+        CorruptionError: it is not the state that was exported, or no copy is sound.
+        StateError: ``into`` does not fit; nothing was written to it.
+    """
+    tiers = open_tiers([TierModel.model_validate(spec) for spec in export.tiers])
+    lineage = Lineage(tiers, LineageId(export.run, export.task))
+    target = None if into is None else {"state": into, "rng": ABSENT}
+    restored = restore_newest(lineage, target, step=export.step)
+    if restored is None:
+        raise NotFoundError(f"{lineage.id} has no checkpoint on any of its tiers.")
+    if restored.base.manifest.root.hex() != export.root:
+        raise CorruptionError(
+            f"{lineage.id} step {export.step} has another root than was exported: the task "
+            f"has computed this step again, with another result."
+        )
+    return restored.state["state"]

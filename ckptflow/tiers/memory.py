@@ -7,9 +7,8 @@ parallel file system and whose tasks only need a first landing place.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -31,7 +30,6 @@ class MemoryTier:
         self._name, self._level, self._capacity_bytes = name, level, capacity_bytes
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        self._live[id(self)] = self
 
     def __repr__(self) -> str:
         return f"MemoryTier({self._name!r}, level={self._level})"
@@ -48,23 +46,8 @@ class MemoryTier:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """See `Tier.spec`; `MemoryTier.find` opens it, in this process only."""
-        return {"kind": "memory", "name": self._name, "level": self._level, "id": id(self)}
-
-    @classmethod
-    def find(cls, spec: Mapping[str, Any]) -> MemoryTier:
-        """Return the live tier that ``spec`` describes.
-
-        Raises:
-            NotFoundError: it is of another process, or gone.
-        """
-        tier = cls._live.get(spec["id"])
-        if tier is None:
-            raise NotFoundError(
-                f"Memory tier {spec['name']!r} is not in this process; its contents are only "
-                f"where they were written. Use a tier that outlives the process."
-            )
-        return tier
+        """See `Tier.spec`. Another process gets an empty tier of that name."""
+        return {"kind": "memory", "name": self._name, "level": self._level}
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""

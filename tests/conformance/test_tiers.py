@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptflow.errors import ConfigError, NotFoundError, TierFull
+from ckptflow.errors import ConfigError, TierFull
 from ckptflow.testing.conformance import TierConformance
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.durable import PARTIAL_SUFFIX
@@ -44,15 +44,6 @@ def test_memory_tier_has_a_capacity() -> None:
     with pytest.raises(TierFull, match="no room for 'c'"):
         tier.create("c", b"x")
     assert list(tier.iter_keys("")) == ["a"]
-
-
-def test_memory_tier_is_found_while_it_lives() -> None:
-    tier = MemoryTier("scratch")
-    spec = tier.spec
-    assert MemoryTier.find(spec) is tier
-    del tier
-    with pytest.raises(NotFoundError, match="'scratch' is not in this process"):
-        MemoryTier.find(spec)
 
 
 def test_posix_files_and_folders_are_private(tmp_path: Path) -> None:
