@@ -20,10 +20,6 @@ from ckptflow.units import format_bytes
 class MemoryTier:
     """A dictionary behind a lock, with an optional capacity in bytes."""
 
-    _live: ClassVar[weakref.WeakValueDictionary[int, MemoryTier]] = (
-        weakref.WeakValueDictionary()
-    )
-
     def __init__(
         self, name: str = "memory", *, level: int = 0, capacity_bytes: int | None = None
     ) -> None:
