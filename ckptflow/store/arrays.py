@@ -1,5 +1,9 @@
 """Look into one checkpoint without restoring it: its arrays one by one, and its plain values.
 
+A checkpointer saves ``{"state": …, "rng": …}``; names here are those within one of the two
+parts, so that an array is called what the application calls it. In a checkpoint of another
+shape everything is state.
+
 Only the region that an array lies in is read, verified like any restore, and the last region
 is kept; so a state of any size can be looked through in the memory of its largest region.
 ``tests/unit/test_stored_arrays.py``.
@@ -9,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.leaves import Node
 from ckptflow.data.tree import iter_arrays, iter_plain
 from ckptflow.errors import FormatError, NotFoundError
 from ckptflow.model import FILL, ExtentTable, Manifest, RegionEntry
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.restore import read_checkpoint
+
+Part = Literal["state", "rng"]
 
 
 class StoredArrays:
@@ -28,6 +35,7 @@ class StoredArrays:
     Args:
         lineage: whose checkpoint it is.
         manifest: which one.
+        part: the application's state, or the random states of its process.
         note: told, in a sentence, of every copy that was skipped and why.
 
     Raises:
@@ -39,10 +47,12 @@ class StoredArrays:
         lineage: Lineage,
         manifest: Manifest,
         *,
+        part: Part = "state",
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.lineage, self.manifest, self._note = lineage, manifest, note
-        self.specs: dict[str, ArraySpec] = dict(iter_arrays(manifest.structure))
+        self._node = parts_of(manifest.structure)[part]
+        self.specs: dict[str, ArraySpec] = dict(iter_arrays(self._node))
         for name, spec in self.specs.items():
             if spec.region >= len(manifest.regions):
                 raise FormatError(
@@ -60,7 +70,7 @@ class StoredArrays:
     @property
     def plain(self) -> dict[str, Any]:
         """The plain leaves, by name."""
-        return dict(iter_plain(self.manifest.structure))
+        return dict(iter_plain(self._node))
 
     def region_of(self, name: str) -> RegionEntry:
         """Return the region that an array lies in."""
@@ -92,6 +102,14 @@ class StoredArrays:
         buffer = memoryview(bytearray(part.regions[0].size_bytes))
         read_checkpoint(self.lineage.tiers, part, [buffer], note=self._note)
         return buffer.toreadonly()
+
+
+def parts_of(structure: Node) -> dict[Part, Node]:
+    """Return the nodes of the application's state and of the random states."""
+    match structure:
+        case ["dict", "state", state, "rng", rng]:
+            return {"state": state, "rng": rng}
+    return {"state": structure, "rng": None}
 
 
 def restrict(manifest: Manifest, number: int) -> Manifest:

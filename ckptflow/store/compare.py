@@ -157,10 +157,10 @@ def _may_differ(name: str, left: StoredArrays, right: StoredArrays) -> bool:
 
 def _is_numeric(name: str, stored: StoredArrays) -> bool:
     """Tell whether NumPy here can make numbers of the elements."""
-    dtype = stored.specs[name].dtype
-    if dtype in EXTENDED_BYTES:
-        return stored.read(name).dtype.name == dtype  # Else they came as bits.
-    return stored.read(name).dtype.kind in "biufc"
+    name_stored, dtype = stored.specs[name].dtype, stored.read(name).dtype
+    if name_stored in EXTENDED_BYTES and dtype.kind not in "fc":
+        return dtype.name == name_stored  # Else it is not known here, and came as bits.
+    return dtype.kind in "biufc"
 
 
 def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -1,0 +1,1 @@
+"""Between checkpoints and what other programs read and write."""
