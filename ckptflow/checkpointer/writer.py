@@ -121,7 +121,11 @@ class Writer:
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
-                self._save(request)
+                try:
+                    tier, base, duration_s = self._write(request)
+                finally:
+                    request.release()
+                self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
                 self._fail(request.ticket, error)
             except Exception as error:  # noqa: BLE001 - the boundary of this thread
@@ -132,9 +136,9 @@ class Writer:
                 self._fail(request.ticket, broken)
             finally:
                 self._pending -= 1
-                request.release()
 
-    def _save(self, request: SaveRequest) -> None:
+    def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
+        """Write to the innermost tier that takes it; return which, and how long it took."""
         checkpoint = CheckpointId(request.ticket.step, self._attempt)
         failures: list[TierError] = []
         for tier in self._lineage.tiers:
@@ -156,13 +160,13 @@ class Writer:
                 failures.append(error)
                 self.failures.append(error)
                 _log.warning("%s %s: %s", self._lineage.id, checkpoint, error)
-                continue
-            self._bases[tier.name] = base
-            self._finish(request, tier, base, time.monotonic() - began)
-            return
+            else:
+                self._bases[tier.name] = base
+                return tier, base, time.monotonic() - began
         raise failures[-1]
 
     def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
+        """Tell that a checkpoint is durable, send it outward, and make room."""
         manifest = base.manifest
         self.written.append(
             Written(manifest.id.step, manifest.state_bytes, manifest.written_bytes, duration_s)

@@ -38,7 +38,6 @@ from ckptflow.data.dtypes import (
 )
 from ckptflow.data.memory import (
     Bytes,
-    Cells,
     Layout,
     address_of,
     cells_at,
@@ -263,15 +262,15 @@ def read_into(live: LiveArray, out: Bytes, spec: ArraySpec) -> None:
     np.copyto(cells_at(target, out, writable=True), source)
 
 
-def write_from(live: LiveArray, region: Bytes, spec: ArraySpec) -> None:
-    """Copy the elements of one array in ``region`` into ``live``, wherever it lies."""
+def write_from(live: LiveArray, array: Any, region: Bytes, spec: ArraySpec) -> None:
+    """Copy the elements of one array in ``region`` into ``array``, which ``live`` describes."""
     if live.on_host and live.access == "memory":
         source = cells_at(spec.layout(address_of(region)), region)
         np.copyto(cells_at(live.layout, live.owner, writable=True), source)
     elif live.kind == "torch":
-        torch_arrays.assign(live.owner, torch_arrays.over(region, spec.layout(), spec.dtype))
+        torch_arrays.assign(array, torch_arrays.over(region, spec.layout(), spec.dtype))
     else:
-        live.owner.set(np.ascontiguousarray(array_from(spec, region)).reshape(spec.shape))
+        array.set(np.ascontiguousarray(array_from(spec, region)).reshape(spec.shape))
 
 
 def array_from(
@@ -288,13 +287,14 @@ def array_from(
     Raises:
         FormatError: the array reaches outside the region, or NumPy lacks the type.
     """
-    flat = np.frombuffer(region, dtype=np.uint8) if not isinstance(region, np.ndarray) else region
+    flat = region if isinstance(region, np.ndarray) else np.frombuffer(region, np.uint8)
     spec.check(flat.nbytes)
     if as_bits and spec.dtype in EXTENDED_BYTES:
         try:
             dtype = numpy_dtype(spec.dtype)
         except FormatError:
-            dtype = np.dtype(f"u{spec.itemsize_bytes}")
+            size = spec.itemsize_bytes
+            dtype = np.dtype(f"u{size}" if size in (1, 2, 4, 8) else f"V{size}")
     else:
         dtype = numpy_dtype(spec.dtype)
     layout = spec.layout()
@@ -325,7 +325,8 @@ def new_array(spec: ArraySpec, region: Bytes, like: Any = None) -> Any:
     if spec.kind != "jax":
         return array
     jax: Any = sys.modules["jax"]
-    new = jax.numpy.array(array) if like is None else jax.device_put(array.copy(), like.sharding)
+    place = None if like is None else like.sharding
+    new = jax.device_put(array.copy(), place)
     if np.dtype(new.dtype) != array.dtype:
         raise FormatError(
             f"jax made {new.dtype} of the {array.dtype} in the checkpoint; "

@@ -31,14 +31,16 @@ EXTENDED_BYTES = {
     "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
     "float6_e2m3fn": 1, "float6_e3m2fn": 1, "float4_e2m1fn": 1, "float4_e2m1fn_x2": 1,
     "int1": 1, "int2": 1, "int4": 1, "uint1": 1, "uint2": 1, "uint4": 1,
+    "longdouble-63": 16, "longdouble-105": 16, "longdouble-112": 16,
+    "clongdouble-63": 32, "clongdouble-105": 32, "clongdouble-112": 32,
 }  # fmt: skip
-"""Types outside NumPy, with the bytes one element takes in memory."""
+"""Types that NumPy may lack here, with the bytes one element takes in memory."""
 
 _LONG_MANTISSA_BITS = int(np.finfo(np.longdouble).nmant)
-_LONG_IS_OWN = _LONG_MANTISSA_BITS != int(np.finfo(np.float64).nmant)
+_LONG_IS_OWN = int(np.finfo(np.float64).nmant) != _LONG_MANTISSA_BITS
 
 
-class Unsupported(Exception):  # noqa: N818 -- never leaves this package's walk
+class Unsupported(Exception):
     """Why one leaf cannot be stored. The walk gathers these into one StateError."""
 
 
@@ -63,7 +65,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.char in "gG" and _LONG_IS_OWN:
         if not dtype.isnative:
             raise Unsupported(f"dtype {dtype} is a byte-swapped long double")
-        return ("longdouble" if dtype.char == "g" else "clongdouble") + f"-{_LONG_MANTISSA_BITS}"
+        prefix = "longdouble" if dtype.char == "g" else "clongdouble"
+        return f"{prefix}-{_LONG_MANTISSA_BITS}"
     return dtype.str
 
 
@@ -105,16 +108,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _parse(name: str) -> np.dtype[Any]:
+    if name not in EXTENDED_BYTES:
+        return np.dtype(name)
     kind, _, bits = name.partition("-")
-    if kind in ("longdouble", "clongdouble"):
+    if bits:
         if bits != str(_LONG_MANTISSA_BITS):
             raise FormatError(
                 f"The checkpoint holds {name}, the long double of another kind of machine; "
                 f"here it has {_LONG_MANTISSA_BITS} bits of mantissa. Restore it there."
             )
         return np.dtype(kind)
-    if name not in EXTENDED_BYTES:
-        return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError as error:
@@ -124,7 +127,7 @@ def _parse(name: str) -> np.dtype[Any]:
     scalar = getattr(ml_dtypes, name, None)
     if scalar is None:
         raise FormatError(f"Neither NumPy nor ml_dtypes has the dtype {name!r}; torch has.")
-    return np.dtype(scalar)
+    return np.dtype[Any](scalar)
 
 
 def _parse_record(record: dict[str, Any]) -> np.dtype[Any]:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,7 +92,9 @@ def without_repeats(layout: Layout) -> Layout:
     if 0 not in layout.strides_bytes:
         return layout
     axes = zip(layout.shape, layout.strides_bytes, strict=True)
-    return layout._replace(shape=tuple(size if stride else min(size, 1) for size, stride in axes))
+    return layout._replace(
+        shape=tuple(size if stride else min(size, 1) for size, stride in axes)
+    )
 
 
 def blocks(layouts: Sequence[Layout]) -> list[Block]:
@@ -125,7 +127,8 @@ def blocks(layouts: Sequence[Layout]) -> list[Block]:
 def share_memory(a: Layout, b: Layout) -> bool:
     """Tell whether two arrays have a byte in common; exact but for the oddest strides."""
     try:
-        return np.shares_memory(cells_at(a, None), cells_at(b, None), max_work=_MAX_WORK)
+        work: Any = _MAX_WORK  # NumPy's own annotation allows only its two special values.
+        return np.shares_memory(cells_at(a, None), cells_at(b, None), max_work=work)
     except np.exceptions.TooHardError:
         return True
 

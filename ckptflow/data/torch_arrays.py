@@ -109,7 +109,7 @@ def over(region: Bytes, layout: Layout, dtype: str) -> Any:
     if (address + region.ctypes.data) % itemsize or address % itemsize:
         region, address = region[address:].copy(), 0
     usable = region[: region.nbytes // itemsize * itemsize]
-    flat = torch.frombuffer(memoryview(usable), dtype=torch_dtype)
+    flat = torch.frombuffer(usable.data, dtype=torch_dtype)
     return flat.as_strided(shape, strides, address // itemsize)
 
 

@@ -3,7 +3,7 @@
 When the process that runs a workflow is killed, Parsl's interchange, managers and workers
 live on for a while, and their tasks go on computing. Everything that a run starts carries the
 run's folder and its session in its environment, so a restart finds what is left of dead
-sessions on this host and ends it. It first asks, by SIGTERM: a task that is about to save may do
+sessions on this host and ends it. First it asks, by SIGTERM: a task about to save may do
 so. What runs on other hosts is fenced by the store instead.
 
 ``tests/unit/test_leftovers.py``.

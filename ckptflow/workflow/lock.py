@@ -1,7 +1,7 @@
 """One process at a time runs a workflow of one name.
 
 The lock is a folder of numbered files, and the one with the greatest number counts. Who wants
-the lock looks at the holder; if that is gone, it creates the next number, which only one can do,
+the lock looks at the holder; if that is gone, it creates the next number, which only one can,
 on shared file systems too. The file says who holds it, on which host, since when.
 
 A holder on this host is alive if its process is (same number *and* same start time, since
