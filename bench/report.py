@@ -1,0 +1,160 @@
+"""What every benchmark here shares: arguments, fair timing, a table, JSON and claims.
+
+A benchmark measures what it compares in one run and in turn, checks that its results are
+right, and ends with one line for each goal::
+
+    claim <name> value=<x> goal=<=1.5 met=yes|no
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+Value = str | int | float | bool
+Row = Mapping[str, Value]
+
+
+class WrongResult(Exception):
+    """What was measured did not compute what it should; its speed means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the command line of every benchmark says."""
+
+    quick: bool
+    json_path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One number that the project promises, and what it promises about it."""
+
+    name: str
+    value: float
+    comparison: Literal["<=", ">="]
+    goal: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the value keeps the promise."""
+        return self.value <= self.goal if self.comparison == "<=" else self.value >= self.goal
+
+    def __str__(self) -> str:
+        met = "yes" if self.met else "no"
+        return (
+            f"claim {self.name} value={self.value:.4g} "
+            f"goal={self.comparison}{self.goal:g} met={met}"
+        )
+
+
+def arguments(description: str | None) -> Arguments:
+    """Read the command line; the first line of a module's docstring describes it."""
+    first_line = (description or "").strip().partition("\n")[0]
+    parser = argparse.ArgumentParser(description=first_line)
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller and fewer, at most 40 seconds"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write results and claims there, too"
+    )
+    given = parser.parse_args()
+    return Arguments(given.quick, given.json)
+
+
+def require(right: bool, what: str) -> None:  # noqa: FBT001 - reads as an assertion.
+    """Stop the benchmark unless its result is right; `assert` would vanish under -O.
+
+    Raises:
+        WrongResult: it is not.
+    """
+    if not right:
+        raise WrongResult(what)
+
+
+def time_in_turn(
+    actions: Mapping[str, Callable[[], object]], *, rounds: int
+) -> dict[str, list[float]]:
+    """Run all actions once in each round; return the seconds of each, by round.
+
+    In turn, so that whatever else the machine does meets all of them alike. One round
+    before the first warms caches and pages and is not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for count in range(rounds + 1):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            if count:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(these: Sequence[float], those: Sequence[float]) -> float:
+    """Return the median of the ratios, round by round."""
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
+
+
+def finish(
+    title: str, rows: Sequence[Row], claims: Sequence[Claim], json_path: Path | None
+) -> None:
+    """Print the table and the claims, and write both as JSON if that was asked for."""
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if os.isatty(1) else 120).print(table)
+    if json_path is not None:
+        report = {
+            "title": title,
+            "machine": _machine(),
+            "rows": [dict(row) for row in rows],
+            "claims": [
+                {
+                    "name": claim.name,
+                    "value": claim.value,
+                    "goal": f"{claim.comparison}{claim.goal:g}",
+                    "met": claim.met,
+                }
+                for claim in claims
+            ],
+        }
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    for claim in claims:
+        print(claim)
+
+
+def _cell(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _machine() -> dict[str, Value]:
+    processor = platform.processor() or platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # Not Linux.
+        text = ""
+    for line in text.splitlines():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": processor,
+        "cores": os.cpu_count() or 1,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
