@@ -1,0 +1,73 @@
+"""The reference pages name everything that the code has, and nothing that it lacks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
+from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.site import ExecutorModel, PolicyModel, Site, TierModel
+from ckptflow.units import parse_seconds
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+SITE_PAGE = (REFERENCE / "site-config.md").read_text()
+SECTIONS = {
+    "Top level": Site,
+    "`[[tiers]]`": TierModel,
+    "`[executor]`": ExecutorModel,
+    "`[policy]`": PolicyModel,
+}
+
+
+def rows(section: str) -> dict[str, str]:
+    """Return key and default of the first table of a section."""
+    text = SITE_PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    table = text.split("| key |")[1].split("\n\n")[0]
+    return dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_page_on_site_files_names_every_key(section: str) -> None:
+    model: type[BaseModel] = SECTIONS[section]
+    keys = {field.alias or name for name, field in model.model_fields.items()}
+    assert set(rows(section)) == keys
+
+
+def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
+    shown = {key: value.strip().strip("`") for key, value in rows("`[executor]`").items()}
+    for name, field in ExecutorModel.model_fields.items():
+        text, default = shown[field.alias or name], field.default
+        if isinstance(default, bool):
+            assert text == str(default).lower()
+        elif isinstance(default, float):
+            assert parse_seconds(text) == default
+        else:
+            assert text == ({None: "none"}.get(default) or str(default))
+
+
+def test_the_site_file_on_the_page_is_one() -> None:
+    data = tomllib.loads(re.search(r"```toml\n(.*?)```", SITE_PAGE, re.DOTALL)[1])
+    site = Site.model_validate(data)
+    assert [tier.name for tier in site.tiers] == ["scratch", "disk"]
+
+
+def test_the_short_forms_on_the_page_are_read() -> None:
+    policy = SITE_PAGE.split("\n## `[policy]`\n")[1]
+    when, what = policy.split("| `every` | saves")[1].split("| `keep` | keeps")
+    for table, parse in ((when, parse_interval), (what, parse_retention)):
+        forms = [form for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+                 for form in re.findall(r"`([^`]+)`", row)]  # fmt: skip
+        assert len(forms) >= 4
+        for form in forms:
+            parse(form.strip('"') if form.startswith('"') else int(form))
+
+
+def test_the_defaults_of_the_policy_are_those_of_the_page() -> None:
+    shown = rows("`[policy]`")
+    assert parse_interval(shown["every"].strip(" `")) == DEFAULT_INTERVAL
+    assert parse_retention(int(shown["keep"])) == Retention()
