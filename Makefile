@@ -60,10 +60,10 @@ types: $(VENV)/.dev ## Check types, strictly.
 	$(BIN)/mypy
 
 docs: $(VENV)-docs/.docs ## Build the documentation into site/.
-	$(VENV)-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 	@echo "site/index.html is ready"
 
-check: lint types test ## What CI runs.
+check: lint types docs test ## What CI runs; there with SLOW=1.
 
 clean: ## Remove environments, caches, build output and demo output.
 	rm -rf $(VENV) $(VENV)-docs build dist site demo-out *.egg-info bench/results
