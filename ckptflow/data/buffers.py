@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
+
+BufferLike: TypeAlias = Buffer | NDArray[Any]
+"""Memory to read or write; before Python 3.12 arrays are no `Buffer` to a type checker."""
 
 Bytes: TypeAlias = NDArray[np.uint8]
 U64s: TypeAlias = NDArray[np.uint64]
 Indices: TypeAlias = NDArray[np.intp]
 
 
-def byte_view(data: Buffer) -> Bytes:
+def byte_view(data: BufferLike) -> Bytes:
     """Return the bytes of ``data`` in memory order, shape ``(size,)``, sharing its memory.
 
     Arrays of every dtype are welcome, also of those that do not export a buffer.
@@ -31,7 +34,7 @@ def byte_view(data: Buffer) -> Bytes:
     return np.frombuffer(view, np.uint8)
 
 
-def writable_byte_view(data: Buffer) -> Bytes:
+def writable_byte_view(data: BufferLike) -> Bytes:
     """Return `byte_view` of memory that may be written.
 
     Raises:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ckptflow.data.backend import kernels
-from ckptflow.data.buffers import Bytes, U64s, byte_view
+from ckptflow.data.buffers import BufferLike, Bytes, U64s, byte_view
 from ckptflow.data.digest import chunk_count
 
 _NO_DIGESTS: U64s = np.empty((0, 2), np.uint64)
@@ -42,7 +41,7 @@ class Runs:
 
 
 def diff_region(
-    data: Buffer,
+    data: BufferLike,
     digests: U64s,
     parent_digests: U64s | None,
     *,

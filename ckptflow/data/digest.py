@@ -8,10 +8,9 @@ computes it, always with the same bits: ``tests/unit/test_digest.py``.
 from __future__ import annotations
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ckptflow.data.backend import Backend, active, available, kernels, use
-from ckptflow.data.buffers import U64s, byte_view
+from ckptflow.data.buffers import BufferLike, U64s, byte_view
 from ckptflow.errors import ConfigError
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
 DIGEST_BYTES = 16
 
 
-def digest(data: Buffer) -> bytes:
+def digest(data: BufferLike) -> bytes:
     """Return the digest of all of ``data`` as 16 bytes.
 
     Raises:
@@ -41,7 +40,7 @@ def digest(data: Buffer) -> bytes:
     return digest_bytes(out[0])
 
 
-def chunk_digests(data: Buffer, chunk_bytes: int, out: U64s | None = None) -> U64s:
+def chunk_digests(data: BufferLike, chunk_bytes: int, out: U64s | None = None) -> U64s:
     """Return the digest of every chunk, uint64 of shape ``(chunks, 2)``, low half first.
 
     Costs about one read of ``data`` at the speed of memory. The last chunk may be shorter

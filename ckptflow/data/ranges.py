@@ -8,14 +8,13 @@ compares with one slice per range.
 from __future__ import annotations
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ckptflow.data.backend import kernels
-from ckptflow.data.buffers import Bytes, U64s, byte_view, writable_byte_view
+from ckptflow.data.buffers import BufferLike, Bytes, U64s, byte_view, writable_byte_view
 
 
 def copy_ranges(
-    src: Buffer, dst: Buffer, src_start: U64s, dst_start: U64s, length: U64s
+    src: BufferLike, dst: BufferLike, src_start: U64s, dst_start: U64s, length: U64s
 ) -> None:
     """Copy ``length[i]`` bytes from ``src_start[i]`` to ``dst_start[i]``, in order.
 
@@ -39,7 +38,7 @@ def copy_ranges(
     kernels().copy_ranges(source, target, starts, ends, sizes)
 
 
-def fill_ranges(dst: Buffer, start: U64s, length: U64s, pattern: U64s) -> None:
+def fill_ranges(dst: BufferLike, start: U64s, length: U64s, pattern: U64s) -> None:
     """Repeat the eight bytes of ``pattern[i]``, lowest first, over each range, in order.
 
     Args:
