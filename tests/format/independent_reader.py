@@ -1,0 +1,211 @@
+"""Read checkpoints with what docs/reference/format-v1.md says and nothing else.
+
+A witness for that page, written from it alone: what the product writes and this file cannot
+read is a mistake of the product or of the page. `test_independent_reader.py` compares the two,
+and `witness.py` reads again what the other tests leave. Arrays of types that NumPy lacks
+(bfloat16, …) come back as unsigned integers of their size, objects as tuples and dictionaries.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+from ckh128 import digest, digests, merkle, text
+
+FILL = 0xFFFFFFFF
+
+
+class Refused(ValueError):
+    """Not a sound checkpoint of format 1."""
+
+
+def check(condition: object, complaint: str) -> None:
+    if not condition:
+        raise Refused(complaint)
+
+
+# --- layout of a store; attempts and fencing
+
+
+class Checkpoint(NamedTuple):
+    lineage: Path
+    step: int
+    attempt: int
+
+
+def numbers(folder: Path, pattern: str) -> list[list[int]]:
+    """Return the numbers in the names of the files that have such a name."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    matches = (re.fullmatch(pattern, name, re.ASCII) for name in names)
+    return sorted([int(group) for group in match.groups()] for match in matches if match)
+
+
+def checkpoints(store: Path, run: str, task: str) -> list[Checkpoint]:
+    """Return the checkpoints that may be restored, the newest last."""
+    if not (store / "ckptflow-store.json").exists():
+        return []
+    about = json.loads((store / "ckptflow-store.json").read_bytes())
+    check(about["format"] == "ckptflow-store" and about["version"] <= 1, f"version of {store}")
+    lineage = store / "lineages" / run / task
+    resumes = [
+        (attempt, json.loads((lineage / f"attempts/{attempt:08d}.resume").read_bytes())["step"])
+        for (attempt,) in numbers(lineage / "attempts", r"(\d{8})\.resume")
+    ]
+    return [
+        Checkpoint(lineage, step, attempt)
+        for step, attempt in numbers(lineage / "manifests", r"(\d{12})\.(\d{8})\.ckpt")
+        if not any(b > attempt and (s is None or s < step) for b, s in resumes)
+    ]
+
+
+def newest(store: Path, run: str, task: str, step: int | None = None) -> Checkpoint:
+    """Return the newest checkpoint, of this step if one is given."""
+    found = [c for c in checkpoints(store, run, task) if step in {None, c.step}]
+    check(found, f"no checkpoint of {run}/{task} in {store}")
+    return found[-1]
+
+
+# --- pack; manifest
+
+
+def seal(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def unzstd(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+
+
+def plain_stream(lineage: Path, pack: dict[str, Any]) -> bytes:
+    key, n = pack["key"], pack["frames"]
+    check(re.fullmatch(r"packs/[\d.]+\.[\da-f]{8}\.pack", key, re.ASCII), f"{key}: wrong key")
+    check((lineage / key).is_file(), f"{key}: missing")
+    raw = (lineage / key).read_bytes()
+    end, table = len(raw) - 32 - 28 * n, raw[-32 - 28 * n : -32]
+    check(len(raw) == pack["bytes"] and end >= 16, f"{key}: wrong size")
+    check(raw[:16] == b"CKFPACK1" + bytes(8), f"{key}: wrong magic")
+    check(raw[-16:] == struct.pack("<Q8s", n, b"CKFPEND1"), f"{key}: wrong end")
+    check(seal(table) == raw[-32:-16] == bytes.fromhex(pack["table"]), f"{key}: wrong seal")
+    position, plain = 16, []
+    for stored, size, codec, zero, expected in struct.iter_unpack("<2IB3s16s", table):
+        frame = raw[position : position + stored]
+        position += stored
+        check(text(digest(frame)) == expected.hex(), f"{key}: damaged before {position}")
+        check(codec in {0, 1} and zero == bytes(3), f"{key}: unknown codec {codec}")
+        plain.append(unzstd(frame) if codec else frame)
+        check(0 < len(plain[-1]) == size <= 4 << 20, f"{key}: wrong size of a frame")
+    check(position == end and sum(map(len, plain)) == pack["plain"], f"{key}: wrong sums")
+    return b"".join(plain)
+
+
+def read_manifest(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Return the document, and (length, source, pack) of each extent."""
+    lineage, step, attempt = checkpoint
+    path = lineage / "manifests" / f"{step:012d}.{attempt:08d}.ckpt"
+    name, raw = path.name, path.read_bytes()
+    check(len(raw) >= 48 and raw[:8] == b"CKFMANI1", f"{name}: not a manifest")
+    version, reserved, j, t = struct.unpack_from("<2I2Q", raw, 8)
+    check(version == 1, f"{name}: version {version}")
+    check(seal(raw[:-16]) == raw[-16:], f"{name}: wrong seal")
+    check(reserved == 0 and len(raw) == 48 + j + t, f"{name}: wrong size")
+    document, table = json.loads(unzstd(raw[32 : 32 + j])), unzstd(raw[32 + j : -16])
+    check(document["format"] == "ckptflow-checkpoint", f"{name}: of something else")
+    check(not document["features"], f"{name}: needs {document['features']}")
+    says = tuple(document[field] for field in ("run", "task", "step", "attempt"))
+    check(says == (*lineage.parts[-2:], step, attempt), f"{name}: is of {says}")
+    m = sum(region["extents"] for region in document["regions"])
+    check(len(table) == 20 * m, f"{name}: extent table of {len(table)} bytes for {m} extents")
+    length, source = np.frombuffer(table, "<u8", 2 * m).reshape(2, m).copy()
+    source[1:] += length[:-1]
+    source, pack = np.cumsum(source, dtype=np.uint64), np.frombuffer(table, "<u4", m, 16 * m)
+    check({*pack.tolist(), FILL} == {*range(len(document["packs"])), FILL}, f"{name}: packs")
+    return document, list(zip(length.tolist(), source.tolist(), pack.tolist(), strict=True))
+
+
+def read_regions(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[bytearray]]:
+    """Return the document and the bytes of each region, all of it checked."""
+    document, table = read_manifest(checkpoint)
+    streams = [plain_stream(checkpoint.lineage, pack) for pack in document["packs"]]
+    extents, regions, leaves = iter(table), [], [np.zeros((0, 2), np.uint64)]
+    for region in document["regions"]:
+        name, data = region["name"], bytearray()
+        for length, source, pack in itertools.islice(extents, region["extents"]):
+            if pack == FILL:
+                data += (struct.pack("<Q", source) * (length // 8 + 1))[:length]
+            else:
+                check(source + length <= len(streams[pack]), f"{name}: outside of a pack")
+                data += memoryview(streams[pack])[source : source + length]
+        check(len(data) == region["bytes"], f"{name}: not covered")
+        root = merkle(digests(data, document["chunk"]))
+        check(text(root) == region["root"], f"{name}: damaged")
+        leaves.append(merkle(np.concatenate([digest(name.encode()), root])))
+        regions.append(data)
+    check(text(merkle(np.concatenate(leaves))) == document["root"], "wrong root")
+    check(sum(map(len, regions)) == document["state_bytes"], "wrong state_bytes")
+    return document, regions
+
+
+# --- structure
+
+
+def dtype_of(name: str) -> np.dtype:
+    if name.startswith("{"):
+        record = json.loads(name)
+        return np.dtype({**record, "formats": [dtype_of(item) for item in record["formats"]]})
+    if name == f"longdouble-{np.finfo(np.longdouble).nmant}":
+        return np.dtype(np.longdouble)
+    if bits := re.fullmatch(r"[a-z]+(\d+)(_\w+)?", name):  # As in float8_e4m3fn.
+        return np.dtype(f"<u{(int(bits[1]) + 7) // 8}")
+    check(name[0] in "<>|" and name[1] != "O", f"type {name}")
+    return np.dtype(name)
+
+
+def value(node: Any, regions: list[bytearray]) -> Any:
+    """Return what a node of the structure stands for."""
+    match node:
+        case ["list" | "tuple" | "set" | "frozenset" as tag, *items]:
+            kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+            return kinds[tag](value(item, regions) for item in items)
+        case ["dict" | "dataclass", *items]:
+            flat = [value(item, regions) for item in items]
+            return dict(zip(flat[::2], flat[1::2], strict=True))
+        case ["namedtuple", *items]:
+            return tuple(value(item, regions) for item in items[1::2])
+        case ["object", item] | ["rng" | "leaf", _, item]:
+            return value(item, regions)
+        case ["array", _, dtype, shape, region, *rest]:
+            offset, strides = [*rest, *[0, None][len(rest) :]]
+            return np.ndarray(shape, dtype_of(dtype), regions[region], offset, strides)
+        case ["int", digits]:
+            return int(digits, 16)
+        case ["float", bits]:
+            return struct.unpack(">d", bytes.fromhex(bits))[0]
+        case ["complex", real, imaginary]:
+            return complex(value(real, regions), value(imaginary, regions))
+        case ["str", utf8]:
+            return bytes.fromhex(utf8).decode("utf-8", "surrogatepass")
+        case ["bytes" | "bytearray" as tag, str() as body]:
+            return {"bytes": bytes, "bytearray": bytearray}[tag](base64.b64decode(body))
+        case ["bytes" | "bytearray" as tag, body]:
+            return {"bytes": bytes, "bytearray": bytearray}[tag](value(body, regions).tobytes())
+        case ["scalar", dtype, element]:
+            return np.frombuffer(bytes.fromhex(element), dtype_of(dtype))[0]
+        case list():
+            raise Refused(f"unknown node {node!r}")
+    return node
+
+
+def read(store: Path, run: str, task: str, step: int | None = None) -> dict[str, Any]:
+    """Return the newest checkpoint, of this step if one is given: "state" and "rng"."""
+    document, regions = read_regions(newest(store, run, task, step))
+    state: dict[str, Any] = value(document["structure"], regions)
+    return state
