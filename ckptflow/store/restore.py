@@ -8,30 +8,19 @@ and take another; so the usual restore pays for one pass of digests, not two.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data import digest, merkle
-from ckptflow.data.codec import Codec, decode
-from ckptflow.data.extents import U64, ramps, starts_of
-from ckptflow.data.pack import HEAD, FrameTable, decode_table, table_bytes
-from ckptflow.data.ranges import copy_ranges, fill_ranges
-from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
-from ckptflow.model import FILL, LineageId, Manifest, PackRef
+from ckptflow.errors import CorruptionError
+from ckptflow.model import Manifest
+from ckptflow.store.fetch import Pack, fill
 from ckptflow.store.layout import Base
 from ckptflow.tiers.tier import Tier
-from ckptflow.units import KIB, MIB
-
-DIRECT_BYTES = 64 * KIB  # Raw extents from this size on are read straight into place.
-READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
-
-_COPY_FAILED = (NotFoundError, TierError, CorruptionError)
 
 
 def read_checkpoint(
@@ -58,15 +47,15 @@ def read_checkpoint(
     """
     for entry, buffer in zip(manifest.regions, buffers, strict=True):
         assert len(buffer) == entry.size_bytes, "the caller sizes buffers from the manifest"
-    packs = [_Pack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
+    packs = [Pack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
     with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
-        _fill(manifest, buffers, packs, pool, check_frames=False)
+        fill(manifest, buffers, packs, pool, check_frames=False)
         digests = _digests(manifest, buffers, pool)
         if bad := _differing(manifest, digests):
             note(
                 f"{_listed(bad)} of {manifest.lineage} did not verify; looking for the frames."
             )
-            _fill(manifest, buffers, packs, pool, check_frames=True)
+            fill(manifest, buffers, packs, pool, check_frames=True)
             digests = _digests(manifest, buffers, pool)
             if bad := _differing(manifest, digests):
                 raise CorruptionError(
@@ -101,249 +90,3 @@ def _differing(manifest: Manifest, digests: Sequence[NDArray[np.uint64]]) -> lis
         for entry, chunks in zip(manifest.regions, digests, strict=True)
         if merkle.root(chunks) != entry.root
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Ranges of one pack's plain stream and where they belong, sorted by source."""
-
-    region: NDArray[np.intp]
-    start: U64  # First byte within the region.
-    length: U64
-    source: U64
-
-    def rows(self, which: NDArray[np.generic] | slice) -> _Pieces:
-        return _Pieces(
-            self.region[which], self.start[which], self.length[which], self.source[which]
-        )
-
-
-def _fill(
-    manifest: Manifest,
-    buffers: Sequence[memoryview],
-    packs: Sequence[_Pack],
-    pool: ThreadPoolExecutor,
-    *,
-    check_frames: bool,
-) -> None:
-    counts = [entry.extent_count for entry in manifest.regions]
-    region = np.repeat(np.arange(len(counts)), np.array(counts, np.intp))
-    table = manifest.extents
-    sizes = np.array([entry.size_bytes for entry in manifest.regions], np.uint64)
-    start = starts_of(table.length) - starts_of(sizes)[region]
-    _fill_patterns(manifest, buffers, region, start)
-    for number, pack in enumerate(packs):
-        rows = np.flatnonzero(table.pack == number)
-        rows = rows[np.argsort(table.source[rows], kind="stable")]
-        pieces = _Pieces(region[rows], start[rows], table.length[rows], table.source[rows])
-        _fill_from(pack, pieces, buffers, pool, check_frames=check_frames)
-
-
-def _fill_patterns(
-    manifest: Manifest,
-    buffers: Sequence[memoryview],
-    region: NDArray[np.intp],
-    start: U64,
-) -> None:
-    table = manifest.extents
-    rows = np.flatnonzero(table.pack == FILL)
-    for group in _groups(region[rows]):
-        part = rows[group]
-        target = buffers[int(region[part[0]])]
-        fill_ranges(target, start[part], table.length[part], table.source[part])
-
-
-def _fill_from(
-    pack: _Pack,
-    pieces: _Pieces,
-    buffers: Sequence[memoryview],
-    pool: ThreadPoolExecutor,
-    *,
-    check_frames: bool,
-) -> None:
-    """Copy pieces of one pack to where they belong."""
-    frames = pack.frames()
-    frame, pieces = _split_at_frames(pieces, frames)
-    direct = (
-        (frames.codec[frame] == Codec.RAW)
-        & (pieces.length >= np.uint64(DIRECT_BYTES))
-        & (not check_frames)
-    )
-    tasks: list[Callable[[Tier], None]] = []
-    shift = (frames.offset - frames.plain_start)[frame[direct]]
-    for region, start, offset, length in _joined_reads(pieces.rows(direct), shift):
-        tasks.append(_direct_read(pack, buffers[region][start : start + length], offset))
-    rest, frame = pieces.rows(~direct), frame[~direct]
-    tasks += [
-        _frame_read(
-            pack,
-            frames,
-            int(frame[group.start]),
-            rest.rows(group),
-            buffers=buffers,
-            check=check_frames,
-        )
-        for group in _groups(frame)
-    ]
-    for _ in pool.map(pack.first_sound, tasks):
-        pass
-
-
-def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.intp], _Pieces]:
-    """Cut pieces where frames end; return the frame of each resulting piece."""
-    edges = frames.plain_start.astype(np.uint64)
-    end = pieces.source + pieces.length
-    if len(end) and int(end.max()) > int(edges[-1]):
-        raise CorruptionError("An extent reaches past the end of its pack.")
-    first = np.searchsorted(edges, pieces.source, side="right") - 1
-    last = np.searchsorted(edges, end, side="left")
-    of, frame = ramps(first, last - first)
-    begin: U64 = np.maximum(pieces.source[of], edges[frame])
-    stop: U64 = np.minimum(end[of], edges[frame + 1])
-    start: U64 = pieces.start[of] + (begin - pieces.source[of])
-    return frame, _Pieces(pieces.region[of], start, stop - begin, begin)
-
-
-def _joined_reads(
-    pieces: _Pieces, shift: NDArray[np.int64]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (region, start, offset in the object, length) of reads up to `READ_BYTES`."""
-    offset = pieces.source.astype(np.int64) + shift
-    length, start = pieces.length.astype(np.int64), pieces.start.astype(np.int64)
-    follows = (
-        (pieces.region[1:] == pieces.region[:-1])
-        & (start[1:] == start[:-1] + length[:-1])
-        & (offset[1:] == offset[:-1] + length[:-1])
-    )
-    for group in _edges_to_slices(np.flatnonzero(~follows) + 1, len(length)):
-        total = int(length[group].sum())
-        for done in range(0, total, READ_BYTES):
-            yield (
-                int(pieces.region[group.start]),
-                int(start[group.start]) + done,
-                int(offset[group.start]) + done,
-                min(READ_BYTES, total - done),
-            )
-
-
-def _direct_read(pack: _Pack, target: memoryview, offset: int) -> Callable[[Tier], None]:
-    def read(tier: Tier) -> None:
-        tier.read_into(pack.key, target, start_bytes=offset)
-
-    return read
-
-
-def _frame_read(
-    pack: _Pack,
-    frames: FrameTable,
-    frame: int,
-    pieces: _Pieces,
-    *,
-    buffers: Sequence[memoryview],
-    check: bool,
-) -> Callable[[Tier], None]:
-    offset, end = int(frames.offset[frame]), int(frames.offset[frame + 1])
-    plain_start, plain_end = (int(frames.plain_start[frame + i]) for i in (0, 1))
-
-    def read(tier: Tier) -> None:
-        where = f"{pack.key!r} on tier {tier.name!r}"
-        stored = tier.get(pack.key, start_bytes=offset, size_bytes=end - offset)
-        if check and digest.digest(stored) != frames.digest[frame].tobytes():
-            raise CorruptionError(
-                f"Frame {frame} of {where} (bytes {offset} to {end}) does not match its digest."
-            )
-        plain = decode(
-            int(frames.codec[frame]), stored, plain_bytes=plain_end - plain_start, where=where
-        )
-        source = pieces.source - np.uint64(plain_start)
-        for group in _groups(pieces.region):
-            copy_ranges(
-                plain,
-                buffers[int(pieces.region[group.start])],
-                source[group],
-                pieces.start[group],
-                pieces.length[group],
-            )
-
-    return read
-
-
-def _groups(keys: NDArray[np.intp]) -> list[slice]:
-    """Return the runs of equal neighbours."""
-    return _edges_to_slices(np.flatnonzero(np.diff(keys)) + 1, len(keys))
-
-
-def _edges_to_slices(inner: NDArray[np.intp], count: int) -> list[slice]:
-    if not count:
-        return []
-    edges = [0, *inner.tolist(), count]
-    return [slice(a, b) for a, b in itertools.pairwise(edges)]
-
-
-def open_pack(tier: Tier, lineage: LineageId, ref: PackRef) -> FrameTable:
-    """Read the frame table of a pack on one tier, checked against its manifest.
-
-    Raises:
-        NotFoundError: the pack is not there.
-        CorruptionError: it is damaged, too short or too long.
-    """
-    key = f"{lineage.prefix}/{ref.key}"
-    where = f"{key!r} on tier {tier.name!r}"
-    if (size_bytes := tier.size(key)) != ref.size_bytes:
-        raise CorruptionError(
-            f"Pack {where} has {size_bytes} bytes instead of {ref.size_bytes}."
-        )
-    tail_bytes = table_bytes(ref.frame_count)
-    return decode_table(
-        tier.get(key, size_bytes=len(HEAD)),
-        tier.get(key, start_bytes=max(0, ref.size_bytes - tail_bytes), size_bytes=tail_bytes),
-        size_bytes=ref.size_bytes,
-        frame_count=ref.frame_count,
-        sealed=ref.table_seal,
-        where=where,
-    )
-
-
-class _Pack:
-    """The copies of one pack, the preferred tier first."""
-
-    def __init__(
-        self,
-        tiers: Sequence[Tier],
-        lineage: LineageId,
-        ref: PackRef,
-        note: Callable[[str], None],
-    ) -> None:
-        self.key = f"{lineage.prefix}/{ref.key}"
-        self._tiers, self._lineage, self._ref, self._note = list(tiers), lineage, ref, note
-
-    def frames(self) -> FrameTable:
-        """Read the frame table from the first copy whose table is sound."""
-        found: list[FrameTable] = []
-
-        def read(tier: Tier) -> None:
-            found.append(open_pack(tier, self._lineage, self._ref))
-
-        self.first_sound(read)
-        return found[0]
-
-    def first_sound(self, read: Callable[[Tier], None]) -> None:
-        """Call ``read`` with one tier after the other until it succeeds.
-
-        Raises:
-            CorruptionError: it failed with every tier; the notes tell how.
-        """
-        failures: list[CheckpointError] = []
-        for tier in self._tiers:
-            try:
-                read(tier)
-            except _COPY_FAILED as error:
-                failures.append(error)
-                self._note(str(error))
-            else:
-                return
-        names = ", ".join(repr(tier.name) for tier in self._tiers)
-        failed = CorruptionError(f"Pack {self.key!r} has no sound copy on tier {names}.")
-        for failure in failures:
-            failed.add_note(str(failure))
-        raise failed

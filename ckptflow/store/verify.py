@@ -15,7 +15,8 @@ from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, Tie
 from ckptflow.manifest import decode
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
-from ckptflow.store.restore import open_pack, read_checkpoint
+from ckptflow.store.fetch import open_pack
+from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
 
@@ -75,7 +76,8 @@ def _frame_problems(tier: Tier, lineage: LineageId, ref: PackRef) -> list[str]:
             piece = stored[frames.offset[frame] - begin : frames.offset[frame + 1] - begin]
             if digest.digest(piece) != frames.digest[frame].tobytes():
                 problems.append(
-                    f"Frame {frame} of pack {key!r} on tier {tier.name!r} does not match its digest."
+                    f"Frame {frame} of pack {key!r} on tier {tier.name!r} does not match its "
+                    f"digest."
                 )
         first = last
     return problems
