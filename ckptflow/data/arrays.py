@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class ArraySpec:
 
     def layout(self, base: int = 0) -> Layout:
         """Return where the elements lie when the region starts at address ``base``."""
-        itemsize = self.itemsize_bytes
+        itemsize = itemsize_bytes(self.dtype)
         strides = self.strides_bytes
         if strides is None:
             strides = contiguous_strides(self.shape, itemsize)
@@ -103,8 +103,7 @@ class ArraySpec:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveArray:
+class LiveArray(NamedTuple):
     """One array of the state, where it lies now."""
 
     kind: Kind
@@ -119,12 +118,12 @@ class LiveArray:
         """Whether the address can be read here."""
         return self.place == HOST
 
-    def fits(self, spec: ArraySpec) -> bool:
+    def fits(self, stored: Layout) -> bool:
         """Tell whether strides agree, so that the region's bytes can lie in this memory."""
         return (
-            self.on_host
+            self.place == HOST
             and self.access == "memory"
-            and same_strides(spec.shape, self.layout.strides_bytes, spec.layout().strides_bytes)
+            and same_strides(stored.shape, self.layout.strides_bytes, stored.strides_bytes)
         )
 
 

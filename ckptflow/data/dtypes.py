@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _parse(name: str) -> np.dtype[Any]:
     scalar = getattr(ml_dtypes, name, None)
     if scalar is None:
         raise FormatError(f"Neither NumPy nor ml_dtypes has the dtype {name!r}; torch has.")
-    return np.dtype[Any](scalar)
+    return np.dtype(cast("type[np.generic]", scalar))
 
 
 def _parse_record(record: dict[str, Any]) -> np.dtype[Any]:

@@ -64,6 +64,8 @@ def address_of(array: Cells) -> int:
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the strides, in bytes, of a C-contiguous array."""
+    if len(shape) < 2:
+        return (itemsize,) * len(shape)
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]

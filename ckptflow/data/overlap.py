@@ -21,13 +21,12 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckptflow.data.memory import Layout, cells_at
+from ckptflow.data.memory import Layout, cells_at, contiguous_strides
 
 _PAIRS_UP_TO = 32  # Arrays in one cluster that are compared two by two; more use a bitmap.
 _MAX_WORK = 100_000  # Steps of NumPy's exact solver before we assume that memory is shared.
@@ -41,8 +40,7 @@ class Form(enum.Enum):
     SPARSE = "sparse"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One region to be: ``nbytes`` bytes that hold the arrays numbered ``members``."""
 
     start: int  # The lowest address.
@@ -76,6 +74,8 @@ def form_of(layout: Layout) -> Form:
     Axis by axis, from the smallest stride up: a stride no longer than what is covered so far
     extends it without a gap, and a shorter one overlaps it.
     """
+    if layout.strides_bytes == contiguous_strides(layout.shape, layout.itemsize):
+        return Form.WHOLE
     covered, gaps, overlaps = layout.itemsize, False, False
     axes = zip(layout.shape, layout.strides_bytes, strict=True)
     for stride, size in sorted((abs(stride), size) for size, stride in axes if size > 1):
@@ -137,6 +137,9 @@ def _resolve(cluster: Sequence[int], layouts: Sequence[Layout]) -> list[Block]:
     """Return the blocks of arrays whose spans hang together."""
     if not cluster:
         return []
+    if len(cluster) == 1:
+        layout = without_repeats(layouts[cluster[0]])
+        return [_part(layout, form_of(layout), list(cluster)).block]
     parts = _parts(cluster, layouts)
     if len(parts) == 1:
         return [parts[0].block]
@@ -229,6 +232,8 @@ def covers(layouts: Sequence[Layout], nbytes: int) -> bool:
     """Tell whether arrays, at addresses from 0 on, occupy every byte of ``[0, nbytes)``."""
     if nbytes == 0:
         return True
+    if len(layouts) == 1:
+        return span(layouts[0]) == (0, nbytes) and form_of(layouts[0]) is Form.WHOLE
     found = [block for block in blocks(layouts) if block.nbytes]
     if len(found) == 1:
         return found[0].form is Form.WHOLE and (found[0].start, found[0].nbytes) == (0, nbytes)

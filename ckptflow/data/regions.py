@@ -1,0 +1,377 @@
+"""A state as named flat regions, without copying, and back into the memory it came from.
+
+Out: :func:`flatten` walks the state once and returns its structure, a small JSON tree, and its
+regions, views of the live memory. ``Flattened.copy_into`` makes the snapshot.
+
+Back: :func:`plan_restore` compares a structure with the state that is there and raises before
+anything is written. Its plan has one buffer a region: the state's own memory wherever the
+bytes can lie there as they are, so that whoever fills the buffers has already restored most of
+the state. ``finish`` copies the rest to its places and sets what is not an array.
+
+Memory seen by several arrays is one region, and comes back shared. With a target, what shares
+memory is up to the target; if arrays share memory there which were apart in the checkpoint,
+all but the first get new memory, since one array cannot hold two values.
+
+``tests/unit/test_regions.py``, ``test_regions_torch.py`` and
+``tests/property/test_state_roundtrip.py`` keep it true.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckptflow.data.arrays import ArraySpec, LiveArray, array_from, read_into
+from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
+from ckptflow.data.leaves import Node, register_leaf, shown
+from ckptflow.data.memory import (
+    Bytes,
+    Layout,
+    bytes_at,
+    contiguous_strides,
+    same_strides,
+)
+from ckptflow.data.overlap import (
+    Block,
+    Form,
+    blocks,
+    covers,
+    share_memory,
+    span,
+    without_repeats,
+)
+from ckptflow.data.tree import Found, Walk, array_node, iter_arrays, iter_plain, refuse
+from ckptflow.errors import FormatError
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "ArraySpec",
+    "Flattened",
+    "Region",
+    "RestorePlan",
+    "array_from",
+    "flatten",
+    "iter_arrays",
+    "iter_plain",
+    "plan_restore",
+    "register_leaf",
+]
+
+ALIGNMENT_BYTES = 64  # Of regions in an arena: a cache line, and any vector instruction.
+
+
+class Piece(NamedTuple):
+    """One array to copy, and where its elements go in the region."""
+
+    live: LiveArray
+    spec: ArraySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One stretch of state memory, of one array or of several that share it.
+
+    ``data`` is a read-only view, uint8, of the live memory if that can be stored as it is;
+    None if elements have to be gathered, or lie on a device. ``copy_into`` does either.
+    """
+
+    name: str  # Of its first array.
+    nbytes: int
+    data: Bytes | None
+    pieces: tuple[Piece, ...]
+    has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
+
+    def copy_into(self, out: Bytes) -> None:
+        """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""
+        if self.data is not None:
+            np.copyto(out, self.data)
+            return
+        if self.has_gaps:
+            out.fill(0)
+        for live, spec in self.pieces:
+            read_into(live, out, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Flattened:
+    """A state's structure and its regions, which are still the live memory."""
+
+    structure: Node
+    regions: list[Region]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each region starts in an arena, and, last, how long the arena is."""
+        sizes = (
+            -(-region.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for region in self.regions
+        )
+        return list(itertools.accumulate(sizes, initial=0))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that ``copy_into`` needs."""
+        return self.offsets[-1]
+
+    def copy_into(self, arena: memoryview | Bytes) -> list[memoryview]:
+        """Copy all regions, the snapshot, and return one flat view of the copy for each.
+
+        One copy call a region, with the GIL released; gathered regions go straight to their
+        place. After it the state may change. The arena is the caller's, to be used again:
+        fresh memory would cost more than the copy.
+
+        Args:
+            arena: writable, uint8, at least ``total_bytes``; best aligned to 64 bytes.
+
+        Raises:
+            ValueError: the arena is too small, or read-only.
+        """
+        flat = np.frombuffer(arena, dtype=np.uint8)
+        *starts, needed_bytes = self.offsets
+        if flat.nbytes < needed_bytes or not flat.flags.writeable:
+            raise ValueError(
+                f"The arena has {flat.nbytes} bytes (writable: {flat.flags.writeable}), "
+                f"the snapshot needs {needed_bytes} writable ones."
+            )
+        views = []
+        for region, start in zip(self.regions, starts, strict=True):
+            end = start + region.nbytes
+            region.copy_into(flat[start:end])
+            views.append(flat.data[start:end])
+        return views
+
+
+def flatten(state: object) -> Flattened:
+    """Return the structure and the regions of a state; nothing is copied or changed.
+
+    Costs one walk over the tree and one sort of the arrays by address.
+
+    Raises:
+        StateError: something in it cannot be stored; ``mismatches`` names every such place.
+    """
+    walk = Walk()
+    structure = walk.node(state)
+    if walk.problems:
+        raise refuse("The state cannot be saved", walk.problems)
+    found = walk.arrays
+    regions = []
+    for index, block in enumerate(_blocks(found)):
+        specs = [_place(found[i].live, block, index) for i in block.members]
+        for i, spec in zip(block.members, specs, strict=True):
+            found[i].node.extend(array_node(spec))
+        lives = [found[i].live for i in block.members]
+        regions.append(_region(found[block.members[0]].name, block, lives, specs))
+    return Flattened(structure, regions)
+
+
+def _blocks(found: Sequence[Found]) -> list[Block]:
+    """Return the blocks of all memories, numbered as ``found`` is."""
+    places: dict[str, list[int]] = {}
+    for index, item in enumerate(found):
+        places.setdefault(item.live.place, []).append(index)
+    if len(places) == 1:
+        return blocks([item.live.layout for item in found])
+    merged = [
+        block._replace(members=tuple(indices[i] for i in block.members))
+        for indices in places.values()
+        for block in blocks([found[i].live.layout for i in indices])
+    ]
+    return sorted(merged, key=lambda block: block.members[0])
+
+
+def _place(live: LiveArray, block: Block, region: int) -> ArraySpec:
+    """Return where an array lies in the region that a block becomes."""
+    layout = live.layout
+    contiguous = contiguous_strides(layout.shape, layout.itemsize)
+    strides, offset = layout.strides_bytes, layout.address - block.start
+    if block.form is Form.PACKED:
+        packed = without_repeats(layout)
+        steps = contiguous_strides(packed.shape, layout.itemsize)
+        pairs = zip(steps, layout.strides_bytes, strict=True)
+        strides, offset = tuple(step if stride else 0 for step, stride in pairs), 0
+    plain = same_strides(layout.shape, strides, contiguous)
+    return ArraySpec(
+        live.dtype, layout.shape, None if plain else strides, offset, region, live.kind
+    )
+
+
+def _region(name: str, block: Block, lives: list[LiveArray], specs: list[ArraySpec]) -> Region:
+    on_host = lives[0].on_host
+    if on_host and block.form is Form.WHOLE:
+        data = bytes_at(block.start, block.nbytes, [live.owner for live in lives])
+        return Region(name, block.nbytes, data, ())
+    pieces = [Piece(live, spec) for live, spec in zip(lives, specs, strict=True)]
+    if block.form is Form.PACKED:
+        pieces = [_without_repeats(pieces[0])]
+    elif not on_host:
+        ends = (block.start, block.start + block.nbytes)
+        pieces = [p for p in pieces if span(p.live.layout) == ends][:1] or pieces
+    has_gaps = block.form is Form.SPARSE
+    return Region(name, block.nbytes, None, tuple(pieces), has_gaps)
+
+
+def _without_repeats(piece: Piece) -> Piece:
+    """Gather a broadcast array once. A device's array is copied by its library, as it is."""
+    live, spec = piece
+    if not live.on_host:
+        return piece
+    layout = without_repeats(live.layout)
+    return Piece(
+        live._replace(layout=layout), replace(spec, shape=layout.shape, strides_bytes=None)
+    )
+
+
+# --- back ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RestorePlan:
+    """How the bytes of a checkpoint become a state.
+
+    Fill each of ``buffers``, flat and writable, one a region in their order, check them, then
+    call ``finish`` once. Many of them are the state's own memory: from the first byte written
+    until ``finish`` has returned, the state is neither the old one nor the new.
+    """
+
+    buffers: list[memoryview]
+    in_place_bytes: int  # Bytes of the buffers that are the state's own memory.
+    _slots: list[Slot]
+    _build: Build
+
+    def finish(self) -> Any:
+        """Copy what was not read in place, set the plain leaves, and return the state.
+
+        The target itself, if there was one that can be changed. Objects get
+        ``load_state_dict`` here, after all arrays are in place.
+        """
+        for slot in self._slots:
+            slot.fill()
+        return self._build()
+
+
+def plan_restore(
+    structure: Node, region_sizes: Sequence[int], target: object | None
+) -> RestorePlan:
+    """Compare a structure with the state that is there, and find memory for every region.
+
+    Args:
+        structure: from the manifest.
+        region_sizes: bytes of each region, in order.
+        target: the state to restore into; None makes a new one of plain containers.
+
+    Returns:
+        A plan. The target has not been changed.
+
+    Raises:
+        StateError: the checkpoint does not fit; ``mismatches`` names every place.
+        FormatError: the structure is not of this version, or contradicts itself.
+    """
+    fit = Fit()
+    build = fit.node(structure, ABSENT if target is None else target, None)
+    for slot in fit.slots:
+        if slot.spec.region >= len(region_sizes):
+            raise FormatError(f"The checkpoint has no region {slot.spec.region}.")
+        slot.spec.check(region_sizes[slot.spec.region])
+    mismatches = fit.mismatches + _separate(fit.slots)
+    if mismatches:
+        raise refuse(
+            "The checkpoint does not fit the state it should restore; nothing was changed",
+            mismatches,
+        )
+    by_region: list[list[Slot]] = [[] for _ in region_sizes]
+    for slot in fit.slots:
+        by_region[slot.spec.region].append(slot)
+    buffers, in_place_bytes = [], 0
+    for slots, nbytes in zip(by_region, region_sizes, strict=True):
+        own = _own_memory(slots, nbytes)
+        in_place_bytes += nbytes if own is not None else 0
+        buffer = np.empty(nbytes, np.uint8) if own is None else own
+        for slot in slots:
+            slot.region = buffer
+        buffers.append(buffer.data)
+    return RestorePlan(buffers, in_place_bytes, fit.slots, build)
+
+
+def _base(slot: Slot) -> int:
+    """Return where the region would start for the bytes to fall on the target."""
+    assert slot.live is not None
+    return slot.live.layout.address - slot.spec.offset_bytes
+
+
+def _own_memory(slots: list[Slot], nbytes: int) -> Bytes | None:
+    """Return the targets' memory if the region can be read into it as it is.
+
+    That takes targets laid out as in the checkpoint which occupy every byte of the region:
+    a byte between them may belong to somebody else.
+    """
+    groups: dict[int, list[Slot]] = {}
+    for slot in slots:
+        if slot.live is not None and slot.live.fits(slot.stored):
+            groups.setdefault(_base(slot), []).append(slot)
+    for base, group in groups.items():
+        if nbytes and covers([slot.stored for slot in group], nbytes):
+            for slot in group:
+                slot.scattered = False
+            owners = [slot.target for slot in group]
+            return bytes_at(base, nbytes, owners, writable=True)
+    return None
+
+
+def _separate(slots: Iterable[Slot]) -> list[str]:
+    """Find targets that share memory but were apart in the checkpoint.
+
+    The first keeps its memory; the others, where we own the container, are given new arrays.
+    A torch module or another object owns its arrays, so there it is a mismatch.
+    """
+    mismatches = []
+    places: dict[str, list[Slot]] = {}
+    for slot in slots:
+        if slot.live is not None and slot.live.access != "immutable":
+            places.setdefault(slot.live.place, []).append(slot)
+    for group in places.values():
+        for first, second in _clashes(group):
+            if first[0].live is None or second[0].live is None:
+                continue  # Already apart.
+            if all(slot.mode is Mode.STATE for slot in second):
+                _detach(second)
+            elif all(slot.mode is Mode.STATE for slot in first):
+                _detach(first)
+            else:
+                mismatches.append(
+                    f"{shown(second[0].name)}: shares memory with {shown(first[0].name)} in "
+                    "the state, but has a value of its own in the checkpoint"
+                )
+    return mismatches
+
+
+def _detach(slots: list[Slot]) -> None:
+    for slot in slots:
+        slot.live, slot.target = None, ABSENT
+
+
+def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
+    """Return targets that share memory in another way than in the checkpoint, in pairs.
+
+    One side of a pair is all slots that are the same array in checkpoint and state.
+    """
+    same: dict[tuple[int, int, Layout], list[Slot]] = {}
+    for slot in slots:
+        assert slot.live is not None
+        same.setdefault((slot.spec.region, _base(slot), slot.live.layout), []).append(slot)
+    items = list(same.items())
+    spans = [(*span(layout), i) for i, ((_, _, layout), _) in enumerate(items)]
+    reach: list[int] = []  # Targets whose spans may reach the next one's start.
+    found: list[tuple[int, int]] = []
+    for low, high, index in sorted(spans):
+        reach = [other for other in reach if spans[other][1] > low]
+        (*together, layout), _ = items[index]
+        for other in reach:
+            (*others, other_layout), _ = items[other]
+            if together != others and share_memory(layout, other_layout):
+                found.append((min(index, other), max(index, other)))
+        if high > low:
+            reach.append(index)
+    return [(items[first][1], items[second][1]) for first, second in sorted(found)]
