@@ -84,7 +84,7 @@ class CheckpointId:
 
     @staticmethod
     def of_pack(key: str) -> CheckpointId | None:
-        """Read which checkpoint wrote a pack from its relative key; ``None`` if it is not one."""
+        """Read who wrote a pack from its relative key; ``None`` if it is not one."""
         match = _PACK_KEY.fullmatch(key)
         return CheckpointId(int(match[1]), int(match[2])) if match else None
 

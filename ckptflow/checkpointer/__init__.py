@@ -65,7 +65,7 @@ class Checkpointer:
         task: name of the task within the run.
         every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
             ``"overhead<=3.5%"``, ``"mtbf=6h"``, or an `Interval`. ``None``: only when asked.
-        keep: how many of the newest to keep, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
+        keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
         chunk_bytes: unit of comparison, a multiple of 8, at least 16.
@@ -186,7 +186,7 @@ class Checkpointer:
             step: restore exactly this step; later ones become void when the next is saved.
 
         Raises:
-            NotFoundError: ``step`` does not exist, or nothing exists and ``initial`` is missing.
+            NotFoundError: ``step`` does not exist, or nothing does and ``initial`` is missing.
             StateError: the checkpoint does not fit ``initial``; nothing was written to it.
             RestoreError: checkpoints exist, but none could be restored.
         """
@@ -424,8 +424,8 @@ class Checkpointer:
         attempt = self._claim()
         if self._restored is None and (existing := self._lineage.valid()):
             raise ConfigError(
-                f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this attempt "
-                f"did not restore. Call restore() before the first save, or use another run "
+                f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this "
+                f"attempt did not restore. Call restore() before the first save, or use another run "
                 f"or task name to begin anew."
             )
         self._lineage.record_resume(attempt, self._restored.id if self._restored else None)

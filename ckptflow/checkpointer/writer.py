@@ -129,8 +129,9 @@ class Writer:
             except CheckpointError as error:
                 self._fail(request.ticket, error)
             except Exception as error:  # noqa: BLE001 - the boundary of this thread
+                step = request.ticket.step
                 broken = CheckpointError(
-                    f"{self._lineage.id}: the save of step {request.ticket.step} broke: {error!r}"
+                    f"{self._lineage.id}: the save of step {step} broke: {error!r}"
                 )
                 broken.__cause__ = error
                 self._fail(request.ticket, broken)

@@ -109,7 +109,7 @@ class FrameTable:
     """The frames of one pack.
 
     Attributes:
-        offset: where the stored bytes start in the object, int64 [n + 1]; the last is their end.
+        offset: where the stored bytes start in the object, int64 [n + 1]; last, their end.
         plain_start: where the plain bytes start in the plain stream, int64 [n + 1].
         codec: uint8 [n].
         digest: 16 bytes each, V16 [n].

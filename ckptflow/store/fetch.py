@@ -216,7 +216,7 @@ _threads = threading.local()
 
 
 def _scratch(size_bytes: int) -> memoryview:
-    """Return memory of this thread, for one frame; fresh pages would cost more than the read."""
+    """Return memory of this thread for one frame; fresh pages would cost more than to read."""
     if not hasattr(_threads, "scratch"):
         _threads.scratch = np.empty(FRAME_PLAIN_MAX, np.uint8).data
     scratch: memoryview = _threads.scratch

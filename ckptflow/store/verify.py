@@ -17,6 +17,7 @@ from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.fetch import open_pack
 from ckptflow.store.restore import read_checkpoint
+from ckptflow.store.save import checkpoint_root
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
 
@@ -59,6 +60,8 @@ def verify_copy(tier: Tier, lineage: LineageId, checkpoint: CheckpointId) -> Cop
             checked_bytes += ref.size_bytes
         except (CorruptionError, NotFoundError, TierError) as error:
             problems.append(str(error))
+    if manifest.root != checkpoint_root(manifest.regions):
+        problems.append(f"The root of {lineage} {checkpoint} is not that of its regions.")
     if not problems:
         problems += _root_problems(tier, manifest)
     return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems))
