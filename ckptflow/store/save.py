@@ -24,7 +24,7 @@ from ckptflow.data import digest, merkle
 from ckptflow.data.codec import FrameEncoder
 from ckptflow.data.pack import HEAD, PackPlan, encode_table
 from ckptflow.data.ranges import copy_ranges
-from ckptflow.errors import TierError
+from ckptflow.errors import NotFoundError, TierError
 from ckptflow.model import CheckpointId, ExtentTable, LineageId, Manifest, PackRef, RegionEntry
 from ckptflow.store.layout import Base, Layout, NamedRegion, lay_out
 from ckptflow.tiers.tier import Tier
@@ -54,7 +54,8 @@ def write_checkpoint(
         checkpoint: its step and attempt.
         structure: how the regions make the state (see `ckptflow.data.tree`).
         regions: the bytes, which must not change until this function returns.
-        base: the checkpoint before, on the same tier; ``None`` writes a full one.
+        base: the checkpoint before, on the same tier; ``None`` writes a full one, and so does
+            a base of which a pack that is needed has gone.
         chunk_bytes: unit of comparison; a multiple of 8, at least 16.
         metrics: numbers from the application, kept in the manifest.
         before_commit: called when all packs are durable; an exception stops the commit.
@@ -69,6 +70,11 @@ def write_checkpoint(
     digests = {item.name: digest.chunk_digests(item.data, chunk_bytes) for item in regions}
     layout = lay_out(regions, digests, base, chunk_bytes=chunk_bytes)
     shared = [base.manifest.packs[number] for number in layout.shared] if base else []
+    if not all(_is_there(tier, lineage, pack) for pack in shared):
+        # Scratch disks are cleaned behind our back, the oldest files first. A delta that names
+        # what is gone would be durable and worthless.
+        base, shared = None, []
+        layout = lay_out(regions, digests, None, chunk_bytes=chunk_bytes)
     own: list[PackRef] = []
     try:
         for number in range(layout.plan.pack_count):
@@ -98,6 +104,13 @@ def write_checkpoint(
         raise
     tier.put(f"{lineage.prefix}/{checkpoint.manifest_key}", [manifest_file.encode(manifest)])
     return Base(manifest, digests)
+
+
+def _is_there(tier: Tier, lineage: LineageId, pack: PackRef) -> bool:
+    try:
+        return tier.size(f"{lineage.prefix}/{pack.key}") == pack.size_bytes
+    except NotFoundError:
+        return False
 
 
 def _forget(tier: Tier, keys: Sequence[str]) -> None:
