@@ -33,6 +33,11 @@ def check(condition: object, complaint: str) -> None:
         raise Refused(complaint)
 
 
+def load(raw: bytes) -> Any:
+    """Return what JSON says; Python alone would take the NaN and Infinity that JSON lacks."""
+    return json.loads(raw, parse_constant=lambda name: check(None, f"{name} is not JSON"))
+
+
 # --- layout of a store; attempts and fencing
 
 
@@ -53,11 +58,11 @@ def checkpoints(store: Path, run: str, task: str) -> list[Checkpoint]:
     """Return the checkpoints that may be restored, the newest last."""
     if not (store / "ckptflow-store.json").exists():
         return []
-    about = json.loads((store / "ckptflow-store.json").read_bytes())
+    about = load((store / "ckptflow-store.json").read_bytes())
     check(about["format"] == "ckptflow-store" and about["version"] <= 1, f"version of {store}")
     lineage = store / "lineages" / run / task
     resumes = [
-        (attempt, json.loads((lineage / f"attempts/{attempt:08d}.resume").read_bytes())["step"])
+        (attempt, load((lineage / f"attempts/{attempt:08d}.resume").read_bytes())["step"])
         for (attempt,) in numbers(lineage / "attempts", r"(\d{8})\.resume")
     ]
     return [
@@ -113,11 +118,11 @@ def read_manifest(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[tuple[in
     path = lineage / "manifests" / f"{step:012d}.{attempt:08d}.ckpt"
     name, raw = path.name, path.read_bytes()
     check(len(raw) >= 48 and raw[:8] == b"CKFMANI1", f"{name}: not a manifest")
+    check(seal(raw[:-16]) == raw[-16:], f"{name}: wrong seal")
     version, reserved, j, t = struct.unpack_from("<2I2Q", raw, 8)
     check(version == 1, f"{name}: version {version}")
-    check(seal(raw[:-16]) == raw[-16:], f"{name}: wrong seal")
     check(reserved == 0 and len(raw) == 48 + j + t, f"{name}: wrong size")
-    document, table = json.loads(unzstd(raw[32 : 32 + j])), unzstd(raw[32 + j : -16])
+    document, table = load(unzstd(raw[32 : 32 + j])), unzstd(raw[32 + j : -16])
     check(document["format"] == "ckptflow-checkpoint", f"{name}: of something else")
     check(not document["features"], f"{name}: needs {document['features']}")
     says = tuple(document[field] for field in ("run", "task", "step", "attempt"))
@@ -157,12 +162,16 @@ def read_regions(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[bytearray
 # --- structure
 
 
-def dtype_of(name: str) -> np.dtype:
-    if name.startswith("{"):
-        record = json.loads(name)
-        return np.dtype({**record, "formats": [dtype_of(item) for item in record["formats"]]})
-    if name == f"longdouble-{np.finfo(np.longdouble).nmant}":
-        return np.dtype(np.longdouble)
+def dtype_of(name: str | list[Any] | dict[str, Any]) -> np.dtype:
+    if isinstance(name, list):
+        return np.dtype((dtype_of(name[0]), tuple(name[1])))
+    if isinstance(name, dict):
+        return np.dtype({**name, "formats": [dtype_of(item) for item in name["formats"]]})
+    if name[0] == "{":
+        return dtype_of(load(name.encode()))
+    if long := re.fullmatch(r"(c?longdouble)-(\d+)", name):
+        check(int(long[2]) == np.finfo(np.longdouble).nmant, f"{name} is of another machine")
+        return np.dtype(long[1])
     if bits := re.fullmatch(r"[a-z]+(\d+)(_\w+)?", name):  # As in float8_e4m3fn.
         return np.dtype(f"<u{(int(bits[1]) + 7) // 8}")
     check(name[0] in "<>|" and name[1] != "O", f"type {name}")
@@ -184,6 +193,9 @@ def value(node: Any, regions: list[bytearray]) -> Any:
             return value(item, regions)
         case ["array", _, dtype, shape, region, *rest]:
             offset, strides = [*rest, *[0, None][len(rest) :]]
+            check(
+                region >= 0 and offset >= 0, "array before its region"
+            )  # The rest NumPy checks.
             return np.ndarray(shape, dtype_of(dtype), regions[region], offset, strides)
         case ["int", digits]:
             return int(digits, 16)
@@ -198,7 +210,7 @@ def value(node: Any, regions: list[bytearray]) -> Any:
         case ["bytes" | "bytearray" as tag, body]:
             return {"bytes": bytes, "bytearray": bytearray}[tag](value(body, regions).tobytes())
         case ["scalar", dtype, element]:
-            return np.frombuffer(bytes.fromhex(element), dtype_of(dtype))[0]
+            return np.ndarray((), dtype_of(dtype), bytes.fromhex(element))[()]
         case list():
             raise Refused(f"unknown node {node!r}")
     return node
