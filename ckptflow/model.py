@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ckptflow.errors import ConfigError
 
 NAME_MAX = 120
+STEP_MAX = 10**12 - 1  # What 12 digits of a key hold.
 STORE_KEY = "ckptflow-store.json"
 LINEAGES = "lineages"
 FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated pattern.

@@ -8,10 +8,12 @@ the tier makes them durable.
 from __future__ import annotations
 
 import logging
+import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,7 +34,7 @@ from ckptflow.errors import (
     Preempted,
     TierError,
 )
-from ckptflow.model import Export, LineageId
+from ckptflow.model import STEP_MAX, Export, LineageId
 from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import TierRule, plan
 from ckptflow.policy.retention import Retention, parse_retention
@@ -369,7 +371,7 @@ class Checkpointer:
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
     ) -> Ticket:
         began = time.monotonic()
-        self._check_save(step, metrics)
+        step, numbers = self._checked(step, metrics)
         flattened = self._flatten(state)
         writer = self._open_writer()
         placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
@@ -390,11 +392,11 @@ class Checkpointer:
                 NamedRegion(region.name, view)
                 for region, view in zip(flattened.regions, views, strict=True)
             ],
-            metrics=dict(metrics or {}),
+            metrics=numbers,
             outer=goes_to[1:],
             release=release,
         )
-        self._tickets = [one for one in self._tickets if not one.durable or one.unseen_error]
+        self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
         writer.submit(request)
         if arena is None:  # No room for a snapshot: the state must hold still until written.
@@ -403,15 +405,25 @@ class Checkpointer:
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
 
-    def _check_save(self, step: int, metrics: Mapping[str, float] | None) -> None:
+    def _checked(
+        self, step: int, metrics: Mapping[str, float] | None
+    ) -> tuple[int, dict[str, float]]:
+        """Return the step and the metrics as plain numbers, if a save may happen now."""
         if self._closed:
             raise ConfigError(f"{self._lineage.id}: save of step {step} after close().")
-        if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
-            raise ConfigError(f"A step is an integer from 0 on, not {step!r}.")
+        if (
+            isinstance(step, bool)
+            or not hasattr(step, "__index__")
+            or not 0 <= step <= STEP_MAX
+        ):
+            raise ConfigError(f"A step is an integer from 0 to {STEP_MAX}, not {step!r}.")
+        numbers = {}
         for name, value in (metrics or {}).items():
-            if not isinstance(value, int | float):
-                raise ConfigError(f"Metric {name!r} is {value!r}, which is not a number.")
+            if not isinstance(value, Real) or not isinstance(name, str):
+                raise ConfigError(f"Metric {name!r} is {value!r}; metrics are numbers by name.")
+            numbers[name] = float(value)
         self._report()
+        step = operator.index(step)
         if self.last_step is not None and step <= self.last_step:
             raise ConfigError(
                 f"{self._lineage.id}: the save of step {step} comes after step "
@@ -419,6 +431,7 @@ class Checkpointer:
             )
         if not self._resume_recorded:
             self._record_resume()
+        return step, numbers
 
     def _record_resume(self) -> None:
         attempt = self._claim()

@@ -43,6 +43,11 @@ class Ticket:
         return bool(self._reached)
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing more will happen: durable wherever it goes, or failed."""
+        return self._error is not None or self._reached >= set(self._levels)
+
+    @property
     def error(self) -> CheckpointError | None:
         """Why the save, or a copy of it outward, failed; ``None`` while nothing has."""
         self._seen = True
