@@ -34,6 +34,7 @@ Node: TypeAlias = "bool | int | float | str | list[Node] | None"
 INT_LIMIT = 1 << 53  # JSON readers that use doubles are exact below this.
 BYTES_LIMIT = 4096  # Longer bytes become a region of their own.
 
+_UTF_32 = ("utf-32-le", "surrogatepass")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -51,6 +52,10 @@ def encode_plain(value: Any) -> Node:
     Raises:
         Unsupported: the type is not plain.
     """
+    if isinstance(value, np.str_):  # NumPy would cut NULs off the end of strings.
+        return ["scalar", f"<U{len(value)}", value.encode(*_UTF_32).hex()]
+    if isinstance(value, np.bytes_):
+        return ["scalar", f"|S{len(value)}", value.hex()]
     if isinstance(value, np.generic):
         return ["scalar", dtype_name(value.dtype), value.tobytes().hex()]
     encode = _ENCODERS.get(type(value))
@@ -111,6 +116,8 @@ def _decode_scalar(dtype_name: str, bits: str) -> Any:
     dtype = numpy_dtype(dtype_name)
     if len(raw) != dtype.itemsize:
         raise FormatError(f"The checkpoint holds a {dtype_name} of {len(raw)} bytes.")
+    if dtype.kind in "US":
+        return np.bytes_(raw) if dtype.kind == "S" else np.str_(raw.decode(*_UTF_32))
     return np.ndarray((), dtype, bytearray(raw))[()] if raw else dtype.type()
 
 

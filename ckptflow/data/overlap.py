@@ -143,8 +143,9 @@ def _resolve(cluster: Sequence[int], layouts: Sequence[Layout]) -> list[Block]:
     parts = _parts(cluster, layouts)
     if len(parts) == 1:
         return [parts[0].block]
-    start = min(part.block.start for part in parts)
-    nbytes = max(part.block.start + part.block.nbytes for part in parts) - start
+    ends = [span(part.layout) for part in parts]
+    start = min(low for low, _ in ends)
+    nbytes = max(high for _, high in ends) - start
     members = tuple(sorted(i for part in parts for i in part.block.members))
     owned = [part.own_bytes for part in parts if part.own_bytes is not None]
     known = sum(owned) if len(owned) == len(parts) else None
