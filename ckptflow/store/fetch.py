@@ -299,6 +299,8 @@ class Pack:
             except _COPY_FAILED as error:
                 failures.append(error)
                 self._note(str(error))
+                if isinstance(error, NotFoundError):  # It will not come; do not ask again.
+                    self._tiers = [left for left in self._tiers if left is not tier]
             else:
                 return
         names = ", ".join(repr(tier.name) for tier in self._tiers)

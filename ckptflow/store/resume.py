@@ -5,7 +5,7 @@ What was skipped, and why, is part of the result; only the last failure reaches 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.layout import Base
 from ckptflow.store.restore import read_checkpoint
+from ckptflow.tiers.tier import Tier
 
 _NOT_THIS_ONE = (CorruptionError, FormatError, NotFoundError)
 
@@ -63,7 +64,10 @@ def restore_newest(
     for found in candidates:
         try:
             manifest = lineage.manifest(found)
-            state, base = read_state(lineage, manifest, target, note=note)
+            # Where the manifest is the packs should be, too; elsewhere they may be.
+            others = [tier for tier in lineage.tiers if tier not in found.tiers]
+            tiers = [*found.tiers, *others]
+            state, base = read_state(tiers, manifest, target, note=note)
         except _NOT_THIS_ONE as error:
             failures.append(error)
             skipped.append((found.id, str(error)))
@@ -84,7 +88,7 @@ def restore_newest(
 
 
 def read_state(
-    lineage: Lineage,
+    tiers: Sequence[Tier],
     manifest: Manifest,
     target: object | None,
     *,
@@ -98,7 +102,7 @@ def read_state(
     """
     sizes = [entry.size_bytes for entry in manifest.regions]
     plan = plan_restore(manifest.structure, sizes, target)
-    base = read_checkpoint(lineage.tiers, manifest, plan.buffers, note=note)
+    base = read_checkpoint(tiers, manifest, plan.buffers, note=note)
     return plan.finish(), base
 
 
