@@ -111,7 +111,7 @@ def bind(
     Raises:
         TypeError: the call does not fit the signature.
     """
-    call = dict(kwargs)
+    call = {name: value for name, value in kwargs.items() if name != CKPT}
     if CKPT in signature.parameters:
         call[CKPT] = None
     accepted = {

@@ -1,0 +1,233 @@
+"""The decorators: Parsl's names and arguments, and what checkpointing adds.
+
+    @ckptflow.python_app(key=("seed",), every="120s", keep=3)
+    def train(seed, steps, ckpt): ...
+
+One decorator does it all, so that the order of two cannot be wrong. The function receives the
+task's `Checkpointer` as ``ckpt`` if it has a parameter of that name. Two defaults differ from
+Parsl's: results are remembered (``cache=True``), because a rerun has to find them; and a
+function of the script may use what the script defines, which Parsl does not send along.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+
+from parsl.app.bash import BashApp
+from parsl.app.errors import wrap_error
+from parsl.app.python import PythonApp
+
+from ckptflow.errors import ConfigError
+from ckptflow.policy.interval import Interval, parse_interval
+from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.workflow.active import current_run
+from ckptflow.workflow.attempt import TaskFunction
+from ckptflow.workflow.command import TaskCommand, attach
+from ckptflow.workflow.identity import CKPT, identity_of
+
+if TYPE_CHECKING:
+    from parsl.dataflow.dflow import DataFlowKernel
+    from parsl.dataflow.futures import AppFuture
+
+__all__ = ["App", "attach", "bash_app", "python_app"]
+
+Executors = Sequence[str] | Literal["all"]
+
+
+class Decorator(Protocol):
+    """What a decorator called with arguments returns."""
+
+    def __call__(self, function: Callable[..., Any]) -> App:
+        """Make an app of ``function``."""
+        ...
+
+
+class App:
+    """A function that runs as a task of the current run when it is called.
+
+    Attributes:
+        function: the function as the worker calls it.
+        every: when to save, if the app says so.
+        keep: what to keep, if the app says so.
+        policy: name of a policy of the site, if the app names one.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        kind: type[TaskFunction],
+        data_flow_kernel: DataFlowKernel | None = None,
+        cache: bool = True,
+        executors: Executors = "all",
+        ignore_for_cache: Sequence[str] | None = None,
+        key: Sequence[str] | str | None = None,
+        every: str | int | Interval | None = None,
+        keep: str | int | Retention | None = None,
+        policy: str | None = None,
+    ) -> None:
+        if not inspect.isfunction(function):
+            raise ConfigError(f"An app is made of a function, not of {function!r}.")
+        parse_interval(every)
+        parse_retention(keep)
+        functools.update_wrapper(self, function)
+        self.function = kind(function, identity_of(function, key))
+        self.every, self.keep, self.policy = every, keep, policy
+        options: dict[str, Any] = {
+            "data_flow_kernel": data_flow_kernel,
+            "cache": cache,
+            "executors": executors if isinstance(executors, str) else list(executors),
+            "ignore_for_cache": [*(ignore_for_cache or ()), CKPT],
+        }
+        if kind is TaskCommand:
+            self._parsl = BashApp(function, **options)
+            # Parsl runs the command around the function; ours does so, within an attempt.
+            self._parsl.wrapped_remote_function = wrap_error(self.function)
+        else:
+            self._parsl = PythonApp(self.function, **options)
+
+    def __repr__(self) -> str:
+        return f"<ckptflow app {self.function.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> AppFuture:
+        """Submit a task; arguments may be futures, as with Parsl.
+
+        Raises:
+            ConfigError: there is no run, or ``ckpt`` was given.
+        """
+        if CKPT in kwargs:
+            raise ConfigError(
+                f"{self.function.name}() gets `ckpt` from ckptflow; leave it out."
+            )
+        run = current_run(self.function.name)
+        future = self._parsl(*args, **{**kwargs, CKPT: run.spec_for(self)})
+        run.follow(future, self)
+        return future
+
+
+@overload
+def python_app(function: Callable[..., Any]) -> App: ...
+
+
+@overload
+def python_app(
+    function: None = None,
+    data_flow_kernel: DataFlowKernel | None = None,
+    cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
+    executors: Executors = "all",
+    ignore_for_cache: Sequence[str] | None = None,
+    *,
+    key: Sequence[str] | str | None = None,
+    every: str | int | Interval | None = None,
+    keep: str | int | Retention | None = None,
+    policy: str | None = None,
+) -> Decorator: ...
+
+
+def python_app(
+    function: Callable[..., Any] | None = None,
+    data_flow_kernel: DataFlowKernel | None = None,
+    cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
+    executors: Executors = "all",
+    ignore_for_cache: Sequence[str] | None = None,
+    *,
+    key: Sequence[str] | str | None = None,
+    every: str | int | Interval | None = None,
+    keep: str | int | Retention | None = None,
+    policy: str | None = None,
+) -> App | Decorator:
+    """Make a function an app whose tasks checkpoint, like ``parsl.python_app``.
+
+    Args:
+        function: the function, when the decorator is used without parentheses.
+        data_flow_kernel: as in Parsl.
+        cache: remember results, so that a rerun does not compute them again.
+        executors: as in Parsl.
+        ignore_for_cache: as in Parsl.
+        key: parameters that tell the tasks apart; all arguments if not given. ``()`` makes all
+            calls one task.
+        every: when ``ckpt.step`` saves: ``100``, ``"120s"``, ``"overhead<=3.5%"``, ...
+        keep: which checkpoints to keep: ``3``, ``"newest=3,best=loss:min"``, ``"all"``, ...
+        policy: name of a policy in the site file, for what is not said here.
+
+    Raises:
+        ConfigError: ``key``, ``every`` or ``keep`` makes no sense.
+    """
+    return _decorate(
+        function,
+        kind=TaskFunction,
+        data_flow_kernel=data_flow_kernel,
+        cache=cache,
+        executors=executors,
+        ignore_for_cache=ignore_for_cache,
+        key=key,
+        every=every,
+        keep=keep,
+        policy=policy,
+    )
+
+
+@overload
+def bash_app(function: Callable[..., Any]) -> App: ...
+
+
+@overload
+def bash_app(
+    function: None = None,
+    data_flow_kernel: DataFlowKernel | None = None,
+    cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
+    executors: Executors = "all",
+    ignore_for_cache: Sequence[str] | None = None,
+    *,
+    key: Sequence[str] | str | None = None,
+    every: str | int | Interval | None = None,
+    keep: str | int | Retention | None = None,
+    policy: str | None = None,
+) -> Decorator: ...
+
+
+def bash_app(
+    function: Callable[..., Any] | None = None,
+    data_flow_kernel: DataFlowKernel | None = None,
+    cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
+    executors: Executors = "all",
+    ignore_for_cache: Sequence[str] | None = None,
+    *,
+    key: Sequence[str] | str | None = None,
+    every: str | int | Interval | None = None,
+    keep: str | int | Retention | None = None,
+    policy: str | None = None,
+) -> App | Decorator:
+    """Make a function that returns a command line an app, like ``parsl.bash_app``.
+
+    If the function has a parameter ``ckpt``, the command runs within an attempt, and Python
+    programs in it can `attach` themselves. The arguments are those of `python_app`.
+
+    Raises:
+        ConfigError: ``key``, ``every`` or ``keep`` makes no sense.
+    """
+    return _decorate(
+        function,
+        kind=TaskCommand,
+        data_flow_kernel=data_flow_kernel,
+        cache=cache,
+        executors=executors,
+        ignore_for_cache=ignore_for_cache,
+        key=key,
+        every=every,
+        keep=keep,
+        policy=policy,
+    )
+
+
+def _decorate(function: Callable[..., Any] | None, **options: Any) -> App | Decorator:
+    if function is not None:
+        return App(function, **options)
+
+    def decorator(function: Callable[..., Any]) -> App:
+        return App(function, **options)
+
+    return decorator

@@ -1,0 +1,330 @@
+"""What runs on the worker: one attempt of one task, from claim to result.
+
+`TaskSpec` travels with the call, as plain data. On the worker it becomes a `Checkpointer` for
+the task's lineage, and the user's function gets that. Whatever a retry, a rerun or a requeue
+means, the road is the same: the attempt asks the store where to go on.
+
+A task that never touches its checkpointer costs nothing in the store: the attempt is claimed on
+first use. How an attempt ended is put beside its claim, where the summary of the run, and
+anybody later, finds it. So it does not depend on the main process being alive, and futures
+carry the user's results and nothing else.
+
+``tests/process/test_parsl_htex.py``, ``tests/process/test_parsl_threads.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import dill  # type: ignore[import-untyped]
+
+from ckptflow.checkpointer import Checkpointer, CheckpointWarning
+from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
+from ckptflow.policy.interval import Interval
+from ckptflow.policy.retention import Retention
+from ckptflow.site import TierModel, open_tiers
+from ckptflow.tiers.tier import Tier
+from ckptflow.workflow.deadline import (
+    Deadline,
+    StopSignals,
+    StopWatch,
+    deadlines_in,
+    earliest,
+)
+from ckptflow.workflow.identity import CKPT, Identity, bind
+from ckptflow.workflow.portable import portable_result, raise_portable
+
+WALLTIME_MARGIN = 0.05  # Part of a task's own walltime that is kept for stopping.
+
+_ERROR_TEXT_MAX = 2000
+_log = logging.getLogger("ckptflow")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a worker has to know of a run and an app; the same for all calls of the app.
+
+    Attributes:
+        run: name of the run.
+        session: random name of this life of the run.
+        tiers: the site's tiers, as JSON.
+        every: when to save.
+        keep: what to keep.
+        flush_every: per tier, every how many checkpoints one is copied there.
+        ends_at_s: when the run's time is over, if it is known on the submitting side.
+        margin_s: how long before an end the state has to be safe.
+        home: host and process that submitted the task.
+        alone: whether tasks have the process, and so its random states, to themselves.
+    """
+
+    run: str
+    session: str
+    tiers: str
+    every: str | int | Interval | None
+    keep: str | int | Retention | None
+    flush_every: Mapping[str, int]
+    ends_at_s: float | None
+    margin_s: float
+    home: tuple[str, int]
+    alone: bool
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the submitting process, as on a ThreadPoolExecutor."""
+        return self.home == (socket.gethostname(), os.getpid())
+
+
+def tiers_as_text(models: tuple[TierModel, ...]) -> str:
+    """Return tier models as text that `opened_tiers` reads on the worker."""
+    return json.dumps(
+        [model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models]
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def opened_tiers(text: str) -> tuple[Tier, ...]:
+    """Return the tiers that `tiers_as_text` described; one call a process opens them."""
+    return tuple(open_tiers([TierModel.model_validate(fields) for fields in json.loads(text)]))
+
+
+class TaskFunction:
+    """The user's function as the worker calls it.
+
+    It is an importable class, and the function travels inside it by value. A function of the
+    user's script brings along what it uses of the script: Parsl alone would lose that.
+    """
+
+    # Slots stay out of ``__dict__``, which functools.wraps copies into Parsl's own wrapper.
+    __slots__ = ("__dict__", "_function", "_identity", "_packed", "_signature")
+
+    def __init__(self, function: Callable[..., Any], identity: Identity) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._identity = function, identity
+        self._signature = inspect.signature(function)
+        self._packed: bytes | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._packed is None:
+            self._packed = _pack_function(self._function)
+        return (_unpacked, (type(self), self._packed, self._identity))
+
+    @property
+    def name(self) -> str:
+        """Name of the app."""
+        return self._identity.app
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where the function is defined: module and qualified name."""
+        return self._function.__module__, self._function.__qualname__
+
+    @property
+    def wants_checkpointer(self) -> bool:
+        """Whether the function has a parameter ``ckpt``."""
+        return CKPT in self._signature.parameters
+
+    def task_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return the name of the task that a call is; the arguments have to be resolved.
+
+        Raises:
+            ConfigError: an argument has no canonical bytes.
+            TypeError: the call does not fit the function.
+        """
+        return self._identity.task_name(bind(self._signature, args, kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one attempt; called by Parsl on the worker."""
+        spec = kwargs.pop(CKPT, None)
+        if not isinstance(spec, TaskSpec):
+            raise ConfigError(
+                f"{self._identity.app}() needs to know its run: call it inside "
+                f"`with ckptflow.run(...)`."
+            )
+        name = self._identity.app
+        try:
+            if not self.wants_checkpointer:
+                value = self._run(spec, None, args, kwargs)
+            else:
+                name = self.task_name(args, kwargs)
+                walltime = kwargs.get("walltime")
+                with begin_attempt(spec, name, walltime_s=walltime) as attempt:
+                    value = self._run(spec, attempt, args, kwargs)
+            return value if spec.is_home else portable_result(value, task=name)
+        except BaseException as error:  # noqa: BLE001  Everything has to reach who waits.
+            raise_portable(error, task=name, crosses=not spec.is_home)
+
+    def _run(
+        self,
+        spec: TaskSpec,  # noqa: ARG002  Bash apps need it.
+        attempt: Attempt | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if attempt is not None:
+            kwargs = {**kwargs, CKPT: attempt.checkpointer}
+        return self._function(*args, **kwargs)
+
+
+def _pack_function(function: Callable[..., Any]) -> bytes:
+    if function.__module__ == "__main__":
+        try:
+            return bytes(dill.dumps(function, recurse=True))
+        except Exception as error:  # noqa: BLE001  Pickling runs code of whatever it meets.
+            _log.warning(
+                "%s() uses something of the script that cannot be sent to workers (%s: %s); "
+                "import or make it inside the function.",
+                function.__name__,
+                type(error).__name__,
+                error,
+            )
+    return bytes(dill.dumps(function))
+
+
+def _unpacked(kind: type[TaskFunction], packed: bytes, identity: Identity) -> TaskFunction:
+    return kind(dill.loads(packed), identity)  # noqa: S301  From the submitting process.
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt while it runs.
+
+    Attributes:
+        checkpointer: what the user's function gets.
+        watch: says whether to stop.
+        reports: outcomes of programs that attached themselves to the attempt.
+    """
+
+    checkpointer: Checkpointer
+    watch: StopWatch
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def begin_attempt(
+    spec: TaskSpec, name: str, *, walltime_s: float | None = None
+) -> Iterator[Attempt]:
+    """Hold one attempt; afterwards say in the store how it ended.
+
+    On leaving, what is being saved is finished first. A save that failed does not fail the
+    task: it is warned of and recorded. Having been overtaken by a newer attempt does.
+
+    Args:
+        spec: the run and the app.
+        name: the task.
+        walltime_s: time limit of this call, if it has one.
+
+    Raises:
+        FencedError: a newer attempt has taken over.
+    """
+    with StopSignals() as signals:
+        watch = StopWatch(signals, deadline_of(spec, walltime_s))
+        checkpointer = Checkpointer(
+            opened_tiers(spec.tiers),
+            run=spec.run,
+            task=name,
+            every=spec.every,
+            keep=spec.keep,
+            flush_every=spec.flush_every,
+            rng=spec.alone or threading.current_thread() is threading.main_thread(),
+            stop=watch,
+        )
+        watch.save_time_s = lambda: checkpointer.save_time_s
+        attempt = Attempt(checkpointer, watch)
+        try:
+            yield attempt
+            fenced = finish(checkpointer)
+            if fenced is not None:
+                raise fenced
+        except BaseException as error:
+            finish(checkpointer)
+            record_end(spec, attempt, error)
+            raise
+        record_end(spec, attempt, None)
+
+
+def deadline_of(spec: TaskSpec, walltime_s: float | None) -> Deadline:
+    """Return the first end that a task meets: of the allocation, the run, or its walltime."""
+    ends = [*deadlines_in(os.environ, spec.margin_s)]
+    if spec.ends_at_s is not None:
+        ends.append(Deadline(spec.ends_at_s, spec.margin_s, "time of the run"))
+    if walltime_s is not None:
+        margin_s = WALLTIME_MARGIN * walltime_s
+        ends.append(Deadline(time.time() + walltime_s, margin_s, "walltime of the task"))
+    return earliest(ends)
+
+
+def finish(checkpointer: Checkpointer) -> FencedError | None:
+    """Wait for what is being written; return the error if a newer attempt has taken over."""
+    try:
+        checkpointer.shut()
+    except FencedError as error:
+        return error
+    fenced = [error for error in checkpointer.failures if isinstance(error, FencedError)]
+    return fenced[0] if fenced else None
+
+
+def record_end(spec: TaskSpec, attempt: Attempt, error: BaseException | None) -> None:
+    """Put how an attempt ended beside its claim, if it ever claimed one."""
+    checkpointer = attempt.checkpointer
+    if not checkpointer.claimed:
+        return
+    record = {"session": spec.session, **outcome(checkpointer, error)}
+    for report in attempt.reports:
+        record = merged(record, report)
+    try:
+        checkpointer.lineage.record_end(checkpointer.attempt, record)
+    except CheckpointError as failure:
+        # The summary takes a finished task without a record for one that could not write.
+        text = (
+            f"How attempt {checkpointer.attempt} of {checkpointer.task} ended is not recorded"
+        )
+        warnings.warn(f"{text}: {failure}", CheckpointWarning, stacklevel=2)
+
+
+def outcome(checkpointer: Checkpointer, error: BaseException | None) -> dict[str, Any]:
+    """Return how an attempt ended, as JSON-like values.
+
+    ``outcome`` is finished, preempted, fenced or failed; ``failures`` tells of failed saves.
+    """
+    state_bytes, stored_bytes = checkpointer.written_bytes
+    record = {
+        "outcome": "finished",
+        "step": checkpointer.last_step,
+        "resumed_step": checkpointer.restored_step,
+        "failures": [str(failure) for failure in checkpointer.failures],
+        "state_bytes": state_bytes,
+        "stored_bytes": stored_bytes,
+    }
+    if error is not None:
+        kinds = {Preempted: "preempted", FencedError: "fenced"}
+        record["outcome"] = kinds.get(type(error), "failed")
+        text = "".join(traceback.format_exception_only(error)).strip()
+        record["error"] = text[:_ERROR_TEXT_MAX]
+    return record
+
+
+def merged(record: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the outcome of an attempt together with that of a program it ran."""
+    steps = [step for one in (record, report) if (step := one.get("step")) is not None]
+    resumed = [record.get("resumed_step"), report.get("resumed_step")]
+    return {
+        **record,
+        "step": max(steps, default=None),
+        "resumed_step": next((step for step in resumed if step is not None), None),
+        "failures": [*record.get("failures", []), *report.get("failures", [])],
+        "state_bytes": record.get("state_bytes", 0) + report.get("state_bytes", 0),
+        "stored_bytes": record.get("stored_bytes", 0) + report.get("stored_bytes", 0),
+    }

@@ -1,0 +1,265 @@
+"""Bash apps: the command runs with its attempt in the environment, and a program can attach.
+
+The shell gets ``CKPTFLOW_ATTEMPT``. A Python program in the command calls `attach` and has a
+`Checkpointer` for the same attempt: it restores and saves like a Python app does, and what came
+of it goes back through a file, as the exit status says too little.
+
+A stop signal meets the worker, not the command, so it is passed on, to those of the command's
+programs that have a handler for it; others would die of it.
+
+``tests/process/test_parsl_htex.py`` and ``tests/process/test_attach.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+from parsl.app.bash import remote_side_bash_executor
+from parsl.app.errors import BashExitFailure
+
+from ckptflow.checkpointer import Checkpointer
+from ckptflow.errors import ConfigError, Preempted
+from ckptflow.workflow.attempt import (
+    Attempt,
+    TaskFunction,
+    TaskSpec,
+    finish,
+    opened_tiers,
+    outcome,
+)
+from ckptflow.workflow.deadline import Deadline, StopSignals, StopWatch
+from ckptflow.workflow.identity import CKPT
+
+ATTEMPT = "CKPTFLOW_ATTEMPT"
+REPORT = "CKPTFLOW_REPORT"
+
+_POLL_S = 0.2
+_FORWARDED = signal.SIGUSR2
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL: try again later.
+
+
+class TaskCommand(TaskFunction):
+    """The function of a bash app as the worker calls it: makes the command, and runs it."""
+
+    __slots__ = ()
+
+    def _run(
+        self,
+        spec: TaskSpec,
+        attempt: Attempt | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if attempt is None:
+            return remote_side_bash_executor(self._function, *args, **kwargs)
+        with tempfile.TemporaryDirectory(prefix="ckptflow-") as folder:
+            report = Path(folder) / "report.jsonl"
+            exports = _exports(spec, attempt, report)
+
+            def command_line(*args: Any, **kwargs: Any) -> Any:
+                command = self._function(*args, **{**kwargs, CKPT: attempt.checkpointer})
+                return exports + command if isinstance(command, str) else command
+
+            command_line.__name__ = self._function.__name__
+            try:
+                with _signals_passed_on(attempt.watch, report):
+                    return remote_side_bash_executor(command_line, *args, **kwargs)
+            except BashExitFailure as error:
+                preempted = _preempted(report)
+                if preempted is None:
+                    raise
+                raise preempted from error
+            finally:
+                attempt.reports += _read_reports(report)
+
+
+class AttachedCheckpointer(Checkpointer):
+    """A checkpointer for the attempt of the bash app that runs this program.
+
+    Closing it tells the app what came of it. Leave it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Any], report: Path, objects: Mapping[str, Any]
+    ) -> None:
+        self._signals, self._report_path = StopSignals(), report
+        deadline = Deadline(fields["ends_at_s"], fields["margin_s"], fields["ends"])
+        watch = StopWatch(self._signals, deadline, lambda: self.save_time_s)
+        self._signals.__enter__()
+        super().__init__(
+            opened_tiers(fields["tiers"]),
+            run=fields["run"],
+            task=fields["task"],
+            attempt=fields["attempt"],
+            every=fields["every"],
+            keep=fields["keep"],
+            flush_every=fields["flush_every"],
+            stop=watch,
+            **objects,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+        if isinstance(error, Preempted):
+            # What is saved is safe; the status tells the shell that this was no failure.
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(PREEMPTED_STATUS) from error
+
+    def close(self) -> None:
+        """Finish what is being written, and tell the bash app what came of it."""
+        self._leave(None)
+
+    def _leave(self, error: BaseException | None) -> None:
+        fenced = finish(self)
+        self._signals.__exit__()
+        record = outcome(self, error or fenced)
+        if isinstance(error, Preempted):
+            record["preempted"] = {
+                "message": str(error),
+                "task": error.task,
+                "step": error.step,
+                "resumed_step": error.resumed_step,
+            }
+        with self._report_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if fenced is not None and error is None:
+            raise fenced
+
+
+def attach(**objects: Any) -> AttachedCheckpointer:
+    """Return a checkpointer for the attempt of the bash app that runs this program.
+
+    Use it as a context manager::
+
+        with ckptflow.attach() as ckpt:
+            state = ckpt.restore({"step": 0, "x": np.zeros(1000)})
+            ...
+
+    When the task has to stop, `Checkpointer.step` saves and raises `Preempted`, which leaves
+    the block as exit status 75; the app then stops in the same way.
+
+    Args:
+        objects: the state, by name, when `save` gets none.
+
+    Raises:
+        ConfigError: this program was not started by a bash app that has a ``ckpt`` parameter.
+    """
+    text, report = os.environ.get(ATTEMPT), os.environ.get(REPORT)
+    if not text or not report:
+        raise ConfigError(
+            "attach() works in a program that a ckptflow.bash_app with a parameter `ckpt` has "
+            "started; elsewhere use ckptflow.Checkpointer(store, run=..., task=...)."
+        )
+    return AttachedCheckpointer(json.loads(text), Path(report), objects)
+
+
+def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
+    """Return shell lines that put the attempt into the environment of the command."""
+    checkpointer, deadline = attempt.checkpointer, attempt.watch.deadline
+    fields = {
+        "run": spec.run,
+        "task": checkpointer.task,
+        "attempt": checkpointer.attempt,
+        "tiers": spec.tiers,
+        "every": _plain(spec.every),
+        "keep": _plain(spec.keep),
+        "flush_every": dict(spec.flush_every),
+        "ends_at_s": deadline.ends_at_s,
+        "margin_s": deadline.margin_s,
+        "ends": deadline.what,
+    }
+    return (
+        f"export {ATTEMPT}={shlex.quote(json.dumps(fields))}\n"
+        f"export {REPORT}={shlex.quote(str(report))}\n"
+        # The shell must outlive a signal that is meant for the program it runs.
+        f"trap '' USR1 USR2\n"
+    )
+
+
+def _plain(policy: object) -> object:
+    """Return a policy in its short form; all of them have one."""
+    return policy if policy is None or isinstance(policy, str | int) else str(policy)
+
+
+def _read_reports(report: Path) -> list[dict[str, Any]]:
+    try:
+        lines = report.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # Its writer was killed within the line.
+            found.append(json.loads(line))
+    return found
+
+
+def _preempted(report: Path) -> Preempted | None:
+    fields = [one["preempted"] for one in _read_reports(report) if "preempted" in one]
+    if not fields:
+        return None
+    last = fields[-1]
+    return Preempted(
+        last["message"], task=last["task"], step=last["step"], resumed_step=last["resumed_step"]
+    )
+
+
+@contextmanager
+def _signals_passed_on(watch: StopWatch, report: Path) -> Iterator[None]:
+    """While entered, tell the command's programs when the watch says stop. Once."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(_POLL_S):
+            if watch():
+                for process in _programs(report):
+                    with contextlib.suppress(psutil.Error):
+                        process.send_signal(_FORWARDED)
+                return
+
+    thread = threading.Thread(target=work, name="ckptflow-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _programs(report: Path) -> Iterator[psutil.Process]:
+    """Yield this process's descendants that belong to the command and handle the signal."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            ours = process.environ().get(REPORT) == str(report)
+            if ours and _handles(process.pid, _FORWARDED):
+                yield process
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal; no, where that cannot be known."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)

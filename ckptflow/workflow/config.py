@@ -1,0 +1,162 @@
+"""A Parsl Config made from a site: what Parsl needs to notice losses, and to replace them.
+
+Parsl's defaults fit short runs that somebody watches. Here a dead worker is noticed within the
+site's heartbeat, a lost block does not put the executor into a state that fails everything, a
+block takes no new tasks when its end is near, and the processes of the pool ignore the stop
+signals that are meant for tasks. ``tests/unit/test_parsl_config.py``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from parsl.config import Config
+from parsl.dataflow.memoization import Memoizer
+from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.executors.high_throughput.executor import (
+    DEFAULT_INTERCHANGE_LAUNCH_CMD,
+    DEFAULT_LAUNCH_CMD,
+)
+from parsl.launchers import SingleNodeLauncher
+from parsl.providers import LocalProvider
+
+from ckptflow.errors import WorkflowError
+from ckptflow.site import ExecutorModel, Site
+from ckptflow.workflow.deadline import ENDS_AT
+from ckptflow.workflow.retry import RetryHandler, UserHandler
+
+LOOPBACK = "127.0.0.1"
+
+# Parsl divides the cores of a node by this; the site says how many workers there are.
+_CORES_PER_WORKER = 0.001
+_FAILED_STATES = frozenset({"FAILED", "MISSING"})
+
+
+def build_config(
+    site: Site,
+    *,
+    run_dir: str | Path,
+    retries: int = 3,
+    retry_handler: UserHandler | None = None,
+    memoizer: Memoizer | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Return a Parsl Config for a site.
+
+    Args:
+        site: the machine.
+        run_dir: where Parsl writes its logs.
+        retries: what failed tries of a task may cost in all.
+        retry_handler: a complete handler; one of ckptflow's without a user's part if not given.
+        memoizer: remembers results; Parsl's own in-memory one if not given.
+        environment: variables for everything that is started.
+    """
+    return Config(
+        executors=[_executor(site.executor, environment or {})],
+        memoizer=memoizer,
+        retries=retries,
+        retry_handler=retry_handler or RetryHandler(),
+        run_dir=str(run_dir),
+        strategy="simple",
+        strategy_period=site.executor.strategy_period_s,
+        exit_mode="skip",  # The run ends it, in its own order.
+        usage_tracking=0,
+        initialize_logging=True,
+    )
+
+
+def worker_init(executor: ExecutorModel, environment: Mapping[str, str]) -> str:
+    """Return the shell lines that run before the workers of a block start."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    if executor.walltime_s is not None:
+        exports.append(f"export {ENDS_AT}=$(( $(date +%s) + {int(executor.walltime_s)} ))")
+    # An ignored signal stays ignored in what is started from here, until a task handles it.
+    return "\n".join([*exports, "trap '' USR1 USR2", executor.worker_init])
+
+
+def _executor(
+    model: ExecutorModel, environment: Mapping[str, str]
+) -> HighThroughputExecutor | ThreadPoolExecutor:
+    if model.kind == "threads":
+        return ThreadPoolExecutor(label="threads", max_threads=model.workers)
+    return HighThroughputExecutor(
+        label="htex",
+        provider=LocalProvider(
+            launcher=SingleNodeLauncher(),
+            init_blocks=1,
+            min_blocks=1,
+            max_blocks=1,
+            worker_init=worker_init(model, environment),
+        ),
+        address=LOOPBACK,
+        launch_cmd=_in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
+        interchange_launch_cmd=_interchange_command(environment),
+        cores_per_worker=_CORES_PER_WORKER,
+        max_workers_per_node=model.workers,
+        heartbeat_period=max(1, round(model.heartbeat_period_s)),
+        heartbeat_threshold=max(2, round(model.heartbeat_threshold_s)),
+        drain_period=_accepts_tasks_s(model),
+        block_error_handler=give_up_after(model.failed_blocks_max),
+        encrypted=model.encrypted,
+    )
+
+
+def _accepts_tasks_s(model: ExecutorModel) -> int | None:
+    """Return for how long a block takes new tasks.
+
+    Tasks stop one margin before its end. They would come back at once, and to the same block,
+    if that still took any; so it takes none for one margin before.
+    """
+    if model.walltime_s is None:
+        return None
+    return max(1, int(model.walltime_s - 2 * model.margin_s))
+
+
+def _in_this_python(program: str, command: str) -> str:
+    """Replace a Parsl program by its module, run by this Python.
+
+    The program is found by PATH otherwise, which holds the wrong environment, or none, when a
+    script is started as ``.venv/bin/python script.py``.
+    """
+    module = f"parsl.executors.high_throughput.{program}"
+    return command.replace(f"{program}.py", f"{shlex.quote(sys.executable)} -m {module}", 1)
+
+
+def _interchange_command(environment: Mapping[str, str]) -> list[str]:
+    words = [
+        word
+        for part in DEFAULT_INTERCHANGE_LAUNCH_CMD
+        for word in shlex.split(_in_this_python("interchange", part))
+    ]
+    return ["env", *(f"{name}={value}" for name, value in environment.items()), *words]
+
+
+def give_up_after(blocks: int) -> Callable[[Any, Mapping[str, Any]], None]:
+    """Return a block error handler: fail the executor when the last ``blocks`` all failed.
+
+    Parsl's default does so when the only block fails, so that one lost node ends everything.
+    """
+
+    def handle(executor: Any, status: Mapping[str, Any]) -> None:
+        newest = [status[number] for number in sorted(status, key=int)[-blocks:]]
+        failed = [one for one in newest if one.state.name in _FAILED_STATES]
+        if len(failed) < blocks or executor.bad_state_is_set:
+            return
+        details = "; ".join(filter(None, (_describe(one) for one in failed)))
+        executor.set_bad_state_and_fail_all(
+            WorkflowError(
+                f"The last {blocks} blocks of workers failed to start or died. "
+                f"{details or 'Nothing was printed'}. See {executor.run_dir}/submit_scripts."
+            )
+        )
+
+    return handle
+
+
+def _describe(status: Any) -> str:
+    parts = [status.message, status.stderr_summary]
+    return " ".join(str(part).strip() for part in parts if part)

@@ -1,0 +1,192 @@
+"""What another try costs: Parsl adds it up and gives a task up when it exceeds ``retries``.
+
+    a task that stopped in time and had got further     nothing
+    a worker, manager or node that was lost             little, while the task gets further
+    no progress since the last try                      the full price, 1
+    a mistake in the program or the set-up              more than any budget: give up at once
+    anything else                                       what the user's own handler says, or 1
+
+How far a task got is known from `Preempted`. After a loss nothing came back, so the store is
+asked, in the background: the handler runs in the thread that serves all results and must not
+wait for storage. The price of a loss is therefore based on the progress up to the loss before.
+
+Parsl wipes its own history at each retry, so the counters are kept here.
+``tests/unit/test_retry.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from parsl.app.errors import AppBadFormatting, BashAppNoReturn
+from parsl.dataflow.errors import DependencyError
+from parsl.dataflow.taskrecord import TaskRecord
+from parsl.executors.errors import BadStateException, InvalidResourceSpecification
+from parsl.executors.high_throughput.errors import ManagerLost, VersionMismatch, WorkerLost
+from parsl.serialize.errors import SerializationError
+
+from ckptflow.errors import (
+    CheckpointError,
+    ConfigError,
+    FencedError,
+    FormatError,
+    Preempted,
+    RemoteTaskError,
+)
+
+FREE, LITTLE, FULL, GIVE_UP = 0.0, 0.1, 1.0, float("inf")
+
+# So many losses in a row are taken for bad luck, even if no progress is known.
+LOSSES_FOR_LITTLE = 3
+
+LOST = (WorkerLost, ManagerLost)
+MISTAKES = (
+    TypeError,
+    NameError,
+    AttributeError,
+    ImportError,
+    SyntaxError,
+    ConfigError,
+    FormatError,
+    SerializationError,
+    AppBadFormatting,
+    BashAppNoReturn,
+    InvalidResourceSpecification,
+)
+_MISTAKE_NAMES = frozenset(
+    {"TypeError", "NameError", "UnboundLocalError", "AttributeError", "ImportError",
+     "ModuleNotFoundError", "SyntaxError", "IndentationError", "_pickle.PicklingError"}
+)  # fmt: skip
+
+_log = logging.getLogger("ckptflow")
+
+UserHandler = Callable[[Exception, TaskRecord], float]
+FindProgress = Callable[[TaskRecord], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What another try costs, and why."""
+
+    cost: float
+    reason: str
+
+
+@dataclass(slots=True)
+class _History:
+    """What is known about one task from its failed tries."""
+
+    known_step: int = -1
+    losses: int = 0  # In a row, without known progress.
+    lookup: _Lookup | None = None
+
+
+class RetryHandler:
+    """A ``retry_handler`` for Parsl's Config. One for each DataFlowKernel.
+
+    Args:
+        user: asked about errors that are none of the above; 1 each if not given.
+        progress: returns the newest step that a task has committed; called in a thread.
+        notice: told of every price.
+    """
+
+    def __init__(
+        self,
+        user: UserHandler | None = None,
+        *,
+        progress: FindProgress | None = None,
+        notice: Callable[[TaskRecord, Exception, Price], None] | None = None,
+    ) -> None:
+        self._user, self._progress, self._notice = user, progress, notice
+        self._histories: dict[int, _History] = {}
+
+    def __call__(self, error: Exception, task: TaskRecord) -> float:
+        """Return what another try of ``task`` costs after it failed with ``error``."""
+        history = self._histories.setdefault(task["id"], _History())
+        price = self._price(error, task, history)
+        if self._notice:
+            self._notice(task, error, price)
+        return price.cost
+
+    def _price(self, error: Exception, task: TaskRecord, history: _History) -> Price:
+        if isinstance(error, Preempted):
+            return _preempted(error, history)
+        if isinstance(error, LOST):
+            return self._lost(error, task, history)
+        hopeless = _hopeless(error)
+        if hopeless is not None:
+            return hopeless
+        if self._user is not None:
+            return Price(float(self._user(error, task)), "as the workflow's own handler says")
+        return Price(FULL, f"it failed with {type(error).__name__}")
+
+    def _lost(self, error: Exception, task: TaskRecord, history: _History) -> Price:
+        step = history.lookup.step if history.lookup else None
+        if step is not None and step > history.known_step:
+            history.known_step, history.losses = step, 0
+        history.losses += 1
+        if self._progress is not None:
+            history.lookup = _Lookup(self._progress, task)
+            history.lookup.start()
+        what = type(error).__name__
+        if history.losses <= LOSSES_FOR_LITTLE:
+            return Price(LITTLE, f"{what}: the machine failed, not the task")
+        return Price(FULL, f"{what}: {history.losses} losses in a row without known progress")
+
+
+class _Lookup(threading.Thread):
+    """Asks the store how far a task got. A daemon: nothing waits for a storage that hangs."""
+
+    def __init__(self, progress: FindProgress, task: TaskRecord) -> None:
+        super().__init__(name="ckptflow-progress", daemon=True)
+        self._find, self._record = progress, task
+        self.step: int | None = None
+
+    def run(self) -> None:
+        """Ask."""
+        try:
+            self.step = self._find(self._record)
+        except CheckpointError as error:
+            _log.warning("How far a lost task got is not known: %s", error)
+
+
+def _preempted(error: Preempted, history: _History) -> Price:
+    resumed = -1 if error.resumed_step is None else error.resumed_step
+    if error.step > max(history.known_step, resumed):
+        history.known_step, history.losses = error.step, 0
+        return Price(FREE, f"stopped in time, saved at step {error.step}")
+    return Price(FULL, f"stopped in time, but got no further than step {error.step}")
+
+
+def _hopeless(error: Exception) -> Price | None:
+    """Return the price of an error that another try cannot mend; ``None`` for others."""
+    if isinstance(error, DependencyError):
+        return Price(GIVE_UP, "a task that it needs has failed")
+    if isinstance(error, BadStateException | VersionMismatch):
+        return Price(GIVE_UP, "the executor has failed for good")
+    if isinstance(error, FencedError):
+        error.add_note(
+            "If no other process runs this workflow, two of its tasks have the same key at the "
+            "same time: give them different ones."
+        )
+        return Price(GIVE_UP, "a newer attempt of the same task is running")
+    remote: Any = error.type_name if isinstance(error, RemoteTaskError) else None
+    if isinstance(error, MISTAKES) or remote in _MISTAKE_NAMES:
+        return Price(GIVE_UP, f"{remote or type(error).__name__} is a mistake, not bad luck")
+    return None
+
+
+def retry_handler(
+    user: UserHandler | None = None, *, progress: FindProgress | None = None
+) -> RetryHandler:
+    """Return a ``retry_handler`` for one's own Parsl Config; `ckptflow.run` makes its own.
+
+    Args:
+        user: asked about errors that ckptflow has no rule for.
+        progress: returns the newest step that a task has committed; called in a thread.
+    """
+    return RetryHandler(user, progress=progress)

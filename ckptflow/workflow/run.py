@@ -1,0 +1,438 @@
+"""One life of a workflow: from taking its lock to saying what became of it.
+
+    with ckptflow.run("exp-12", site="local", store="/scratch/me/exp", retries=3) as run:
+        print([future.result() for future in [train(seed) for seed in range(4)]])
+    print(run.summary())
+
+Starting the same script again is the restart: finished tasks come from the memo, others ask
+the store where to go on. What a run keeps lies in one folder, named after it: the lock, the
+journal, the memo, Parsl's logs.
+
+Entering takes the lock, ends what a dead predecessor left on this host, and starts Parsl.
+Leaving waits for the tasks, or gives them up if an error is on its way, and ends Parsl.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import parsl
+from parsl.config import Config
+from parsl.dataflow.dflow import DataFlowKernel
+from parsl.dataflow.futures import AppFuture
+from parsl.dataflow.taskrecord import TaskRecord
+
+from ckptflow.checkpointer import CheckpointWarning
+from ckptflow.errors import CheckpointError, ConfigError
+from ckptflow.model import LineageId
+from ckptflow.site import Site, load_site
+from ckptflow.store.catalog import AttemptRecord, Lineage
+from ckptflow.workflow import active
+from ckptflow.workflow.apps import App
+from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
+from ckptflow.workflow.config import build_config
+from ckptflow.workflow.identity import CKPT
+from ckptflow.workflow.journal import Journal
+from ckptflow.workflow.leftovers import end_leftovers, mark
+from ckptflow.workflow.lock import RunLock
+from ckptflow.workflow.memo import DurableMemoizer
+from ckptflow.workflow.retry import LOST, Price, RetryHandler, UserHandler
+from ckptflow.workflow.summary import (
+    FAILED,
+    FINISHED,
+    REUSED,
+    RunSummary,
+    TaskReport,
+    summarise,
+)
+from ckptflow.workflow.watch import Watch
+
+__all__ = ["Run", "build_config", "last_run", "run"]
+
+JOURNAL, MEMO, LOCK, PARSL = "journal.jsonl", "memo", "lock", "parsl"
+
+_CLOSE_PARSL_S = 60.0  # Parsl's own limits inside add up to less.
+_log = logging.getLogger("ckptflow")
+_last: Run | None = None
+
+
+def run(
+    name: str,
+    *,
+    site: str | Path | Site = "local",
+    store: str | Path | None = None,
+    retries: int = 3,
+    retry_handler: UserHandler | None = None,
+    config: Config | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Run:
+    """Return a run; its tasks are submitted while it is entered.
+
+    ``ckptflow run`` sets ``CKPTFLOW_RUN``, ``CKPTFLOW_SITE`` and ``CKPTFLOW_STORE`` from its
+    options; they come before what the script says.
+
+    Args:
+        name: tells runs in one store apart. The same name again is a restart.
+        site: name or file of a site.
+        store: a folder for checkpoints; the site's tiers if not given.
+        retries: what the failed tries of a task may cost in all, see `workflow.retry`.
+        retry_handler: prices errors that ckptflow has no rule for.
+        config: one's own Parsl Config, used as it is. What it lacks (memo, retry handler,
+            heartbeats) is then lacking.
+        overrides: values that replace the site file's, by dotted key.
+
+    Raises:
+        ConfigError: a name or a value is wrong. Nothing was started.
+    """
+    given = {key: os.environ.get(f"CKPTFLOW_{key}") for key in ("RUN", "SITE", "STORE")}
+    chosen = load_site(given["SITE"] or site, overrides=overrides)
+    place = given["STORE"] or store
+    chosen = chosen.with_store(place) if place else chosen.at(Path.cwd())
+    return Run(
+        given["RUN"] or name,
+        chosen,
+        retries=retries,
+        retry_handler=retry_handler,
+        config=config,
+    )
+
+
+def last_run() -> Run | None:
+    """Return the run that this process left last; the command line asks for its exit code."""
+    return _last
+
+
+class Run:
+    """One life of a workflow. Made by `run`; use it as a context manager.
+
+    Attributes:
+        name: name of the run.
+        site: the machine.
+        folder: where the run's own files are.
+        session: random name of this life.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        site: Site,
+        *,
+        retries: int = 3,
+        retry_handler: UserHandler | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise ConfigError(f"retries is a number from 0 on, not {retries!r}.")
+        LineageId(name, "task")  # Refuses a name that cannot be part of a key.
+        self.name, self.site = name, site
+        self.folder = site.runs_folder / name
+        self.session = secrets.token_hex(8)
+        self._retries, self._user_handler, self._own_config = retries, retry_handler, config
+        self._lock = RunLock(self.folder / LOCK, run=name, session=self.session)
+        self._reports: dict[str, TaskReport] = {}
+        self._names: dict[int, str] = {}
+        self._functions: dict[int, TaskFunction] = {}
+        self._specs: dict[str, tuple[App, TaskSpec]] = {}
+        self._problems: list[str] = []
+        self._guard = threading.RLock()
+        self._journal: Journal | None = None
+        self._memoizer: DurableMemoizer | None = None
+        self._dfk: DataFlowKernel | None = None
+        self._watch: Watch | None = None
+        self._summary: RunSummary | None = None
+        self._ends_at_s: float | None = None
+        self._home = (socket.gethostname(), os.getpid())
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r} in {self.folder}>"
+
+    # --- its life ---
+
+    def __enter__(self) -> Self:
+        active.enter(self)
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            self._let_go()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _last  # noqa: PLW0603  Read by the command line.
+        try:
+            if error is None and self._dfk is not None:
+                self._dfk.wait_for_current_tasks()
+        finally:
+            self._stop()
+            self._summary = self._summarise()
+            _last = self
+            self._note(
+                "run-ended",
+                sync=True,
+                exit_code=self.exit_code,
+                error=repr(error) if error else None,
+            )
+            self._let_go()
+        for text in self._summary.failures:
+            warnings.warn(f"run {self.name}: {text}", CheckpointWarning, stacklevel=2)
+
+    def summary(self) -> RunSummary:
+        """Return what became of the tasks so far; complete once the run is over."""
+        return self._summary or self._summarise()
+
+    @property
+    def exit_code(self) -> int:
+        """0: all well. 1: a task failed. 3: all tasks finished, but a save failed."""
+        return self.summary().exit_code
+
+    def _start(self) -> None:
+        self._lock.acquire()
+        self._journal = Journal(self.folder / JOURNAL)
+        self._note(
+            "run-started",
+            sync=True,
+            session=self.session,
+            host=self._home[0],
+            pid=self._home[1],
+            argv=sys.argv,
+            folder=Path.cwd(),
+            site=self.site.name,
+            tiers=[tier.model_dump(mode="json", exclude_none=True) for tier in self.site.tiers],
+        )
+        for holder in self._lock.dead_holders:
+            self._note("holder-died", host=holder.host, pid=holder.pid, session=holder.session)
+        for left in end_leftovers(self.folder, lambda session: session != self.session):
+            self._note("leftover-ended", pid=left.pid, name=left.name, session=left.session)
+        executor = self.site.executor
+        if executor.kind == "threads" and executor.walltime_s is not None:
+            self._ends_at_s = time.time() + executor.walltime_s
+        self._dfk = parsl.load(self._own_config or self._make_config())
+        self._watch = Watch(
+            self._dfk.executors, renew=self._lock.renew, lost=self._interchange_lost
+        )
+
+    def _make_config(self) -> Config:
+        self._memoizer = DurableMemoizer(
+            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self._launched
+        )
+        return build_config(
+            self.site,
+            run_dir=self.folder / PARSL,
+            retries=self._retries,
+            retry_handler=RetryHandler(
+                self._user_handler, progress=self._newest_step, notice=self._retried
+            ),
+            memoizer=self._memoizer,
+            environment=mark(self.folder, self.session),
+        )
+
+    def _stop(self) -> None:
+        """End Parsl and what it started, in whatever state that is."""
+        if self._watch:
+            self._watch.stop()
+        if self._dfk is not None:
+            self._close_parsl(self._dfk)
+            end_leftovers(self.folder, lambda session: session == self.session)
+        active.leave(self)
+
+    def _let_go(self) -> None:
+        if self._journal:
+            self._journal.close()
+        self._lock.release()
+
+    def _close_parsl(self, dfk: DataFlowKernel) -> None:
+        """Close Parsl, but not for ever: parts of it wait for processes that may be dead."""
+        failures: list[BaseException] = []
+
+        def close() -> None:
+            try:
+                dfk.cleanup()
+            except Exception as error:  # noqa: BLE001  The thread ends here; it is told below.
+                failures.append(error)
+
+        closer = threading.Thread(target=close, name="ckptflow-close", daemon=True)
+        closer.start()
+        closer.join(_CLOSE_PARSL_S)
+        if closer.is_alive():
+            self._problem(
+                f"Parsl did not end within {_CLOSE_PARSL_S:.0f} s and was left behind"
+            )
+        for error in failures:
+            self._problem(f"Parsl did not end well: {type(error).__name__}: {error}")
+        if closer.is_alive() or failures:
+            parsl.clear()
+
+    # --- its tasks ---
+
+    def spec_for(self, app: App) -> TaskSpec:
+        """Return what the workers have to know for the tasks of ``app``.
+
+        Raises:
+            ConfigError: another app of that name is part of this run, or the app names a policy
+                that the site lacks.
+        """
+        known = self._specs.get(app.function.name)
+        if known is not None and known[0] is app:
+            return known[1]
+        # The same function defined twice is one app: a cell of a notebook that ran again.
+        if known is not None and known[0].function.place != app.function.place:
+            raise ConfigError(
+                f"Two apps of run {self.name!r} have the name {app.function.name!r}: tasks are "
+                f"known by it, so their checkpoints would mix. Rename one."
+            )
+        policy = self.site.policy
+        if app.policy is not None:
+            if app.policy not in self.site.policies:
+                names = ", ".join(self.site.policies) or "none"
+                raise ConfigError(
+                    f"{app.function.name}() asks for policy {app.policy!r}; site "
+                    f"{self.site.name!r} has: {names}."
+                )
+            policy = self.site.policies[app.policy]
+        executor = self.site.executor
+        spec = TaskSpec(
+            run=self.name,
+            session=self.session,
+            tiers=tiers_as_text(self.site.tiers),
+            every=app.every if app.every is not None else policy.every,
+            keep=app.keep if app.keep is not None else policy.keep,
+            flush_every=dict(policy.flush_every),
+            ends_at_s=self._ends_at_s,
+            margin_s=executor.margin_s,
+            home=self._home,
+            alone=self._own_config is None
+            and (executor.kind == "htex" or executor.workers == 1),
+        )
+        with self._guard:
+            self._specs[app.function.name] = (app, spec)
+            self._functions[id(spec)] = app.function
+        return spec
+
+    def follow(self, future: AppFuture, app: App) -> None:
+        """Note what becomes of a task that was submitted."""
+        future.add_done_callback(lambda done: self._done(done, app.function.name))
+
+    def _launched(self, record: TaskRecord, remembered: bool) -> None:  # noqa: FBT001
+        name = self._name_of(record)
+        with self._guard:
+            report = self._report(name)
+            report.tries += 0 if remembered else 1
+        if remembered:
+            self._note("task-reused", task=name, id=record["id"])
+        else:
+            self._note("task-launched", task=name, id=record["id"], tries=report.tries)
+
+    def _name_of(self, record: TaskRecord) -> str:
+        """Return the name of a task whose arguments are resolved."""
+        number = record["id"]
+        if number not in self._names:
+            function = self._functions.get(id(record["kwargs"].get(CKPT)))
+            name = str(record["func_name"])
+            if function is not None:
+                # The worker will say what is wrong; here it must not stop the launch.
+                try:
+                    name = function.task_name(tuple(record["args"]), record["kwargs"])
+                except (ConfigError, TypeError) as error:
+                    _log.debug("%s() has no name: %s", name, error)
+            self._names[number] = name
+        return self._names[number]
+
+    def _retried(self, record: TaskRecord, error: Exception, price: Price) -> None:
+        name = self._name_of(record)
+        with self._guard:
+            report = self._report(name)
+            report.lost += isinstance(error, LOST)
+            report.preempted += price.cost == 0.0
+        self._note(
+            "task-retried",
+            task=name,
+            id=record["id"],
+            error=_one_line(error),
+            cost=min(price.cost, 1e9),  # JSON has no infinity.
+            reason=price.reason,
+        )
+
+    def _done(self, future: AppFuture, app: str) -> None:
+        record = future.task_record
+        name = self._names.get(record["id"], app)
+        error = future.exception()
+        with self._guard:
+            report = self._report(name)
+            if error is not None:
+                report.status, report.error = FAILED, _one_line(error)
+            elif record["from_memo"]:
+                report.status = REUSED if report.tries == 0 else FINISHED
+            else:
+                report.status = FINISHED
+        if error is not None:
+            self._note("task-failed", task=name, id=record["id"], error=_one_line(error))
+        elif not record["from_memo"]:
+            remembered = self._memoizer is not None and self._memoizer.remembers(record)
+            self._note("task-finished", task=name, id=record["id"], remembered=remembered)
+
+    def _report(self, name: str) -> TaskReport:
+        return self._reports.setdefault(name, TaskReport(name))
+
+    # --- what it knows ---
+
+    def _lineage(self, task: str) -> Lineage:
+        return Lineage(self.site.open_tiers(), LineageId(self.name, task))
+
+    def _newest_step(self, record: TaskRecord) -> int | None:
+        newest = next(iter(self._lineage(self._name_of(record)).valid()), None)
+        return newest.id.step if newest else None
+
+    def _summarise(self) -> RunSummary:
+        with self._guard:
+            reports = list(self._reports.values())
+        attempts: dict[str, list[AttemptRecord]] = {}
+        problems = list(self._problems)
+        if self._memoizer:
+            problems += self._memoizer.failures
+        for report in reports:
+            try:
+                attempts[report.task] = self._lineage(report.task).attempts()
+            except CheckpointError as error:
+                problems.append(f"{report.task}: its attempts cannot be read: {error}")
+        return summarise(self.name, reports, attempts, self.session, problems)
+
+    def _interchange_lost(self, text: str) -> None:
+        self._problem(text)
+        self._note("interchange-lost", text=text)
+
+    def _problem(self, text: str) -> None:
+        with self._guard:
+            self._problems.append(text)
+
+    def _note(self, event: str, *, sync: bool = False, **fields: object) -> None:
+        """Add to the journal; the run does not depend on it."""
+        if self._journal is None:
+            return
+        try:
+            self._journal.add(event, sync=sync, **fields)
+        except OSError as error:
+            text = f"the journal {self._journal.path} cannot be written: {error}"
+            if text not in self._problems:
+                self._problem(text)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,83 @@
+"""A thread that looks after a run: shows that it lives, and notices when Parsl's heart stops.
+
+Parsl does not notice when its interchange process dies: every task waits for ever
+(https://github.com/Parsl/parsl/issues/3374). This thread looks at the process once a second
+and fails the executor when it is gone, so that the futures end and the workflow with them.
+
+``tests/process/test_parsl_htex.py`` kills an interchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptflow.errors import WorkflowError
+from ckptflow.workflow.lock import RENEW_EVERY_S
+
+_LOOK_EVERY_S = 1.0
+_log = logging.getLogger("ckptflow")
+
+
+class Watch:
+    """Looks after the executors and the lock of a run until it is stopped.
+
+    Args:
+        executors: Parsl's executors, by label.
+        renew: shows other hosts that this process lives.
+        lost: told when an executor was failed because its interchange died.
+    """
+
+    def __init__(
+        self,
+        executors: Mapping[str, Any],
+        *,
+        renew: Callable[[], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._executors, self._renew, self._lost = dict(executors), renew, lost
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ckptflow-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; call it before Parsl ends its interchange on purpose."""
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        renewed_s = time.monotonic()
+        while not self._over.wait(_LOOK_EVERY_S):
+            if time.monotonic() - renewed_s >= RENEW_EVERY_S:
+                self._renew()
+                renewed_s = time.monotonic()
+            for label, executor in list(self._executors.items()):
+                process = getattr(executor, "interchange_proc", None)
+                status = process.poll() if process else None
+                if status is not None:
+                    del self._executors[label]
+                    self._fail(label, executor, status)
+
+    def _fail(self, label: str, executor: Any, status: int) -> None:
+        text = (
+            f"The interchange of executor {label!r} has died (status {status}). Its tasks "
+            f"cannot be reached any more; start the workflow again to go on from their "
+            f"checkpoints."
+        )
+        _log.error(text)
+        _unblock(executor)
+        self._lost(text)
+        executor.set_bad_state_and_fail_all(WorkflowError(text))
+
+
+def _unblock(executor: Any) -> None:
+    """End the calls that wait for an answer of the dead interchange; closing hangs on them.
+
+    Ending their ZeroMQ context makes them raise. That itself waits until the last socket is
+    closed, hence the thread.
+    """
+    context = executor.command_client.zmq_context
+    threading.Thread(target=context.term, name="ckptflow-unblock", daemon=True).start()

@@ -1,0 +1,313 @@
+"""The memo survives every cut and every flipped bit, and its keys never fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parsl.dataflow.memoization import id_for_memo
+
+from ckptflow.workflow.memo import MAGIC, DurableMemoizer, MemoFile
+
+KEYS = [f"{number:032x}" for number in range(4)]
+
+
+@dataclasses.dataclass
+class Deck:
+    size: int
+
+
+def work() -> None: ...
+
+
+def task(*args: object, func: Callable[..., Any] = work, **kwargs: object) -> Any:
+    """A task as Parsl hands it over."""
+    return {
+        "id": 0, "func": func, "func_name": func.__name__, "args": args, "kwargs": kwargs,
+        "ignore_for_cache": [], "memoize": True, "hashsum": None, "from_memo": False,
+        "app_fu": Future(),
+    }  # fmt: skip
+
+
+def memoizer(path: Path, **options: Any) -> DurableMemoizer:
+    memo = DurableMemoizer(path, **options)
+    memo.start(run_dir=str(path.parent), config_run_dir=str(path.parent))
+    return memo
+
+
+def remember(memo: DurableMemoizer, record: Any, result: object) -> None:
+    assert memo.check_memo(record) is None
+    record["app_fu"].set_result(result)
+    memo.update_memo_result(record, result)
+
+
+def contents(path: Path) -> list[tuple[str, bytes]]:
+    file = MemoFile(path)
+    found = list(file.records())
+    file.close()
+    return found
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "memo"
+    file = MemoFile(path)
+    for number, key in enumerate(KEYS):
+        file.append(key, pickle.dumps("x" * number))
+    file.close()
+    return path
+
+
+def ends(path: Path) -> list[int]:
+    """Where each record ends, by the layout in the module's docstring."""
+    data, at, found = path.read_bytes(), len(MAGIC), []
+    while at < len(data):
+        at += 8 + int.from_bytes(data[at : at + 4], "little")
+        found.append(at)
+    return found
+
+
+def test_cut_at_every_byte_it_keeps_the_whole_records_and_goes_on(whole: Path) -> None:
+    data, limits = whole.read_bytes(), ends(whole)
+    assert limits[-1] == len(data)
+    for cut in range(len(data) + 1):
+        whole.write_bytes(data[:cut])
+        file = MemoFile(whole)
+        kept = [key for key, _ in file.records()]
+        assert kept == KEYS[: sum(end <= cut for end in limits)]
+        file.append("f" * 32, b"new")
+        file.close()
+        assert contents(whole)[-1] == ("f" * 32, b"new")
+        assert len(contents(whole)) == len(kept) + 1
+
+
+def test_a_tail_of_zeros_is_no_record(whole: Path) -> None:
+    """After a power cut the file may be longer than what reached the disk."""
+    with whole.open("ab") as file:
+        file.write(bytes(100))
+    assert [key for key, _ in contents(whole)] == KEYS
+    assert whole.stat().st_size == ends(whole)[-1]
+
+
+def test_no_flipped_bit_gives_a_wrong_record(whole: Path) -> None:
+    data, right = whole.read_bytes(), contents(whole)
+    for at in range(len(data)):
+        for bit in (0x01, 0x80):
+            whole.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            assert set(contents(whole)) < set(right)
+
+
+def test_a_damaged_result_does_not_take_the_later_ones_with_it(whole: Path) -> None:
+    data = bytearray(whole.read_bytes())
+    data[ends(whole)[0] - 1] ^= 1
+    whole.write_bytes(data)
+    assert [key for key, _ in contents(whole)] == KEYS[1:]
+
+
+def test_a_foreign_file_is_started_anew(tmp_path: Path) -> None:
+    path = tmp_path / "memo"
+    path.write_bytes(pickle.dumps({"hash": "x", "result": 1}) * 3)
+    assert contents(path) == []
+    assert path.read_bytes() == MAGIC
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, pwrite = whole.read_bytes(), os.pwrite
+    file = MemoFile(whole)
+    calls = 0
+
+    def fill_up(descriptor: int, data: bytes, at: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return pwrite(descriptor, data[:5], at)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fill_up)
+    with pytest.raises(OSError, match="No space left"):
+        file.append("f" * 32, b"new")
+    file.close()
+    assert whole.read_bytes() == before
+
+
+def test_many_threads_do_not_mix_records(tmp_path: Path) -> None:
+    file = MemoFile(tmp_path / "memo")
+
+    def write(thread: int) -> None:
+        for number in range(40):
+            file.append(f"{thread:016x}{number:016x}", bytes([thread]) * number)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file.close()
+    found = contents(tmp_path / "memo")
+    assert len({key for key, _ in found}) == 320
+    assert all(data == bytes([int(key[:16], 16)]) * int(key[16:], 16) for key, data in found)
+
+
+def test_a_rerun_finds_the_results(tmp_path: Path) -> None:
+    first = memoizer(tmp_path / "memo")
+    for number in range(3):
+        remember(first, task(number), {"n": number})
+    first.close()
+    second = memoizer(tmp_path / "memo")
+    for number in range(3):
+        found = second.check_memo(task(number))
+        assert found is not None
+        assert found.result() == {"n": number}
+    assert second.check_memo(task(3)) is None
+    second.close()
+
+
+def test_within_a_run_the_same_call_is_not_run_again(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(1), "one")
+    found = memo.check_memo(task(1))
+    assert found is not None
+    assert found.result() == "one"
+    memo.close()
+
+
+def test_a_result_is_in_the_file_before_its_future_is_done(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(1), "one")
+    copy = tmp_path / "copy"
+    copy.write_bytes((tmp_path / "memo").read_bytes())  # As a SIGKILL would leave it.
+    memo.close()
+    assert len(contents(copy)) == 1
+
+
+def test_failures_are_not_remembered(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    record = task(1)
+    memo.check_memo(record)
+    record["app_fu"].set_exception(ValueError("no"))
+    memo.update_memo_exception(record, ValueError("no"))
+    memo.close()
+    again = memoizer(tmp_path / "memo")
+    assert again.check_memo(task(1)) is None
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        b"bytes",
+        np.arange(4),
+        np.float32(1.5),
+        {1, 2},
+        frozenset("ab"),
+        Deck(3),
+        Path("a/b"),
+        1j,
+        {"x": [Deck(1), (b"a", {2})]},
+        {1: "a", "b": 2},
+    ],
+)
+def test_keys_of_types_that_parsl_refuses(tmp_path: Path, argument: object) -> None:
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(argument, name=argument), 1)
+    assert memo.check_memo(task(argument, name=argument)) is not None
+    assert memo.check_memo(task(argument, name=0)) is None
+    memo.close()
+
+
+def test_an_unknown_type_is_run_and_not_remembered(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    record = task(threading.Lock())
+    remember(memo, record, 1)
+    assert not memo.remembers(record)
+    assert memo.check_memo(task(threading.Lock())) is None
+    memo.close()
+    assert contents(tmp_path / "memo") == []
+
+
+def test_a_type_registered_with_parsl_is_asked(tmp_path: Path) -> None:
+    class Mesh:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    @id_for_memo.register(Mesh)
+    def _mesh(mesh: Mesh, output_ref: bool = False) -> bytes:
+        return mesh.name.encode()
+
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(Mesh("a")), 1)
+    assert memo.check_memo(task(Mesh("a"))) is not None
+    assert memo.check_memo(task(Mesh("b"))) is None
+    memo.close()
+
+
+def test_a_result_that_cannot_be_pickled_is_noted_and_nothing_is_raised(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(1), (number for number in range(3)))
+    assert memo.failures == [memo.failures[0]]
+    assert memo.failures[0].startswith("The result of work() will not be remembered: ")
+    memo.close()
+
+
+def test_a_result_whose_class_is_gone_is_computed_again(tmp_path: Path) -> None:
+    module = types.ModuleType("soon_gone")
+    exec("class Thing: pass", module.__dict__)
+    sys.modules["soon_gone"] = module
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(1), module.Thing())
+    remember(memo, task(2), "plain")
+    memo.close()
+    del sys.modules["soon_gone"]
+    again = memoizer(tmp_path / "memo")
+    assert again.check_memo(task(1)) is None
+    assert again.check_memo(task(2)) is not None
+    again.close()
+
+
+def test_what_a_task_is_told_about_resources_does_not_count(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo", runs_folder=tmp_path / "runs")
+    logs = [str(tmp_path / "runs" / number / "task.out") for number in ("000", "001")]
+    remember(memo, task(1, walltime=5, stdout=logs[0]), 1)
+    assert memo.check_memo(task(1, walltime=6, stdout=(logs[1], "w"))) is not None
+    assert memo.check_memo(task(1, stdout="mine.txt")) is None
+    memo.close()
+
+
+def test_apps_of_one_name_in_two_modules_are_two_apps(tmp_path: Path) -> None:
+    def other() -> None: ...
+
+    other.__name__, other.__module__ = "work", "elsewhere"
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, task(1), 1)
+    assert memo.check_memo(task(1, func=other)) is None
+    memo.close()
+
+
+def test_without_cache_nothing_is_remembered(tmp_path: Path) -> None:
+    memo = memoizer(tmp_path / "memo")
+    record = task(1) | {"memoize": False}
+    remember(memo, record, 1)
+    assert memo.check_memo(task(1)) is None
+    memo.close()
+
+
+def test_launches_are_told(tmp_path: Path) -> None:
+    told: list[bool] = []
+    memo = memoizer(tmp_path / "memo", notice=lambda _, remembered: told.append(remembered))
+    remember(memo, task(1), 1)
+    memo.check_memo(task(1))
+    memo.close()
+    assert told == [False, True]
