@@ -18,6 +18,9 @@ def key_words(start: int, count: int) -> np.ndarray:
     return (z ^ (z >> 31)).astype("<u8").view("<u4")
 
 
+LEVEL_0 = key_words(0x243F6A8885A308D3, 134)
+
+
 def sums(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return S, or T, of words (…, 2 n): (…, 4). One formula serves both levels."""
     keyed = [words + keys[4 * p : 4 * p + words.shape[-1]] for p in range(4)]
@@ -44,13 +47,15 @@ def digest_rows(rows: np.ndarray) -> np.ndarray:
     """Return the digests of rows of bytes, all of one length n."""
     count, n = rows.shape
     words = np.pad(rows, ((0, 0), (0, -n % 8))).view("<u4")
-    whole, keys = n // 1024, key_words(0x243F6A8885A308D3, 134)
-    s = sums(words[:, : 256 * whole].reshape(count, whole, 256), keys)
+    whole = n // 1024
+    s = sums(words[:, : 256 * whole].reshape(count, whole, 256), LEVEL_0)
     if n % 1024 or n == 0:
-        s = np.concatenate([s, sums(words[:, None, 256 * whole :], keys)], axis=1)
+        s = np.concatenate([s, sums(words[:, None, 256 * whole :], LEVEL_0)], axis=1)
+    if n <= 1024:
+        return final(s[:, 0], n, 0x6C656166)
     words = s.reshape(count, -1).astype("<u8").view("<u4")
-    keys = key_words(0x13198A2E03707344, words.shape[1] // 2 + 6)
-    return final(sums(words, keys) if n > 1024 else s[:, 0], n, 0x6C656166)
+    level_1 = key_words(0x13198A2E03707344, words.shape[1] // 2 + 6)
+    return final(sums(words, level_1), n, 0x6C656166)
 
 
 def digests(data: bytes | bytearray, chunk: int) -> np.ndarray:
