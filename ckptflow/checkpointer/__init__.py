@@ -438,8 +438,8 @@ class Checkpointer:
         if self._restored is None and (existing := self._lineage.valid()):
             raise ConfigError(
                 f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this "
-                f"attempt did not restore. Call restore() before the first save, or use another "
-                f"run or task name to begin anew."
+                f"attempt did not restore. Call restore() before the first save, or use "
+                f"another run or task name to begin anew."
             )
         self._lineage.record_resume(attempt, self._restored.id if self._restored else None)
         self._resume_recorded = True
