@@ -103,7 +103,7 @@ def _summary(lineage: Lineage, found: Found) -> CheckpointSummary:
     try:
         manifest = lineage.manifest(found)
     except (CorruptionError, FormatError) as error:
-        problem = str(error)
+        problem = "; ".join([str(error), *getattr(error, "__notes__", ())])
     return CheckpointSummary(
         id=found.id,
         tiers=tuple(tier.name for tier in found.tiers),
