@@ -27,7 +27,7 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.tiers import durable
-from ckptflow.tiers.tier import check_key
+from ckptflow.tiers.tier import check_key, is_key_part
 
 _READ_BYTES_MAX = 1 << 30
 _PARTIAL_AGE_S = 86_400.0  # A put that is a day old has no writer any more.
@@ -120,7 +120,11 @@ class PosixTier:
         """See `Tier.iter_folders`."""
         check_key(prefix, prefix=True)
         with self._translated("list", prefix):
-            names = [entry.name for entry in self._scan(prefix) if entry.is_dir()]
+            names = [
+                entry.name
+                for entry in self._scan(prefix)
+                if entry.is_dir(follow_symlinks=False)
+            ]
         for name in sorted(names):
             if next(self._walk(f"{prefix}/{name}" if prefix else name), None) is not None:
                 yield name
@@ -148,7 +152,8 @@ class PosixTier:
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._root / prefix) as entries:
-                return [entry for entry in entries if not entry.name.startswith(".")]
+                # Partial files, and whatever else people put there, are no keys.
+                return [entry for entry in entries if is_key_part(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
 

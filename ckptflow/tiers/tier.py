@@ -104,6 +104,11 @@ class Tier(Protocol):
         ...
 
 
+def is_key_part(name: str) -> bool:
+    """Tell whether ``name`` may stand between the slashes of a key."""
+    return _PART.fullmatch(name) is not None
+
+
 def check_key(key: str, *, prefix: bool = False) -> str:
     """Return ``key`` when it is well formed; ``""`` is a well-formed prefix.
 
@@ -112,7 +117,7 @@ def check_key(key: str, *, prefix: bool = False) -> str:
     """
     if prefix and not key:
         return key
-    if len(key) > KEY_BYTES_MAX or not all(_PART.fullmatch(part) for part in key.split("/")):
+    if len(key) > KEY_BYTES_MAX or not all(map(is_key_part, key.split("/"))):
         shown = key if len(key) < 200 else key[:200] + "…"
         raise ConfigError(
             f"{shown!r} is not a key: keys are relative, at most {KEY_BYTES_MAX} characters, "
