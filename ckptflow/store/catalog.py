@@ -6,6 +6,7 @@ nothing between calls. Rules: "Attempts and fencing" in ``docs/reference/format-
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ from typing import Any
 from ckptflow import manifest as manifest_file
 from ckptflow.errors import (
     AlreadyExists,
+    ConfigError,
     CorruptionError,
     FencedError,
     FormatError,
@@ -137,12 +139,12 @@ class Lineage:
                 self._note(str(error))
                 continue
             if (manifest.lineage, manifest.id) != (self.id, found.id):
-                failures.append(
-                    CorruptionError(
-                        f"{key!r} on tier {tier.name!r} says that it is {manifest.id} of "
-                        f"{manifest.lineage}: it was moved there."
-                    )
+                moved = CorruptionError(
+                    f"{key!r} on tier {tier.name!r} says that it is {manifest.id} of "
+                    f"{manifest.lineage}: it was moved there."
                 )
+                failures.append(moved)
+                self._note(str(moved))
                 continue
             return manifest
         raised = CorruptionError(f"The manifest of {self.id} {found.id} has no sound copy.")
@@ -155,12 +157,14 @@ class Lineage:
     def claim(self) -> int:
         """Claim the next attempt and return its number.
 
+        Another tier than the fence tier may fail; that is noted.
+
         Raises:
             TierError: the fence tier failed.
-            FormatError: some tier is a store of a newer version.
+            FormatError: some tier is a store of a newer version; none was touched.
         """
-        for tier in self.tiers:
-            ensure_store(tier)
+        for tier in self._usable(check_store, self.tiers):
+            self._usable(ensure_store, [tier])
         taken = [number for number, _ in self._attempt_keys()]
         committed = [found.id.attempt for found in self.checkpoints()]
         attempt = max([0, *taken, *committed]) + 1
@@ -180,6 +184,20 @@ class Lineage:
         raise FencedError(
             f"{self.id}: {_CLAIM_TRIES} attempts were claimed while this one tried."
         )
+
+    def _usable(self, use: Callable[[Tier], object], tiers: Sequence[Tier]) -> list[Tier]:
+        """Call ``use`` with each tier and return those that it worked with."""
+        usable = []
+        for tier in tiers:
+            try:
+                use(tier)
+            except TierError as error:
+                if tier is self.fence_tier:
+                    raise
+                self._note(f"Tier {tier.name!r} was skipped: {error}")
+            else:
+                usable.append(tier)
+        return usable
 
     def check_fence(self, attempt: int) -> None:
         """Raise if a newer attempt than ``attempt`` has been claimed.
@@ -235,21 +253,30 @@ class Lineage:
         return [found for found in parsed if found]
 
     def _read_record(self, attempt: int, what: str) -> Mapping[str, Any] | None:
-        key = self._attempt_key(attempt, what)
         try:
-            record = json.loads(self.fence_tier.get(key))
+            record = json.loads(self.fence_tier.get(self._attempt_key(attempt, what)))
         except (NotFoundError, ValueError) as error:
-            self._note(f"{key!r} on tier {self.fence_tier.name!r} is unreadable: {error}")
+            self._note_record(attempt, what, f"is unreadable: {error}")
             return None
-        return record if isinstance(record, dict) else None
+        if not isinstance(record, dict):
+            self._note_record(attempt, what, "is no JSON object")
+            return None
+        return record
+
+    def _note_record(self, attempt: int, what: str, complaint: str) -> None:
+        key = self._attempt_key(attempt, what)
+        self._note(f"{key!r} on tier {self.fence_tier.name!r} {complaint}; it was ignored.")
 
     def _resume_limits(self) -> list[tuple[int, int]]:
         """Return (attempt, step): older attempts count up to that step only."""
         limits = []
         for attempt, what in self._attempt_keys():
             if what == "resume" and (record := self._read_record(attempt, what)) is not None:
-                step = record.get("step")
-                limits.append((attempt, -1 if step is None else int(step)))
+                step = _resumed_step(attempt, record)
+                if step is None:  # To obey damage could void the whole history.
+                    self._note_record(attempt, what, f"contradicts itself: {dict(record)}")
+                else:
+                    limits.append((attempt, step))
         return limits
 
 
@@ -259,11 +286,10 @@ def lineages(tiers: Sequence[Tier], run: str | None = None) -> list[LineageId]:
     for tier in tiers:
         check_store(tier)
         runs = tier.iter_folders(LINEAGES) if run is None else [run]
-        found |= {
-            LineageId(name, task)
-            for name in runs
-            for task in tier.iter_folders(f"{LINEAGES}/{name}")
-        }
+        for name in runs:
+            for task in tier.iter_folders(f"{LINEAGES}/{name}"):
+                with contextlib.suppress(ConfigError):  # Somebody else's folder.
+                    found.add(LineageId(name, task))
     return sorted(found)
 
 
@@ -305,6 +331,20 @@ def ensure_store(tier: Tier) -> None:
             tier.create(STORE_KEY, _json(descriptor))
         except AlreadyExists:
             check_store(tier)
+
+
+def _resumed_step(attempt: int, record: Mapping[str, Any]) -> int | None:
+    """Return the step that an attempt went on from, -1 for the start; ``None`` for nonsense.
+
+    The record has no seal, but it says everything twice.
+    """
+    match record:
+        case {"attempt": number, "step": None, "manifest": None} if number == attempt:
+            return -1
+        case {"attempt": number, "step": int(step), "manifest": str(key)} if number == attempt:
+            start = CheckpointId.of_manifest(key)
+            return step if start is not None and start.step == step else None
+    return None
 
 
 def _is_void(found: CheckpointId, limits: Sequence[tuple[int, int]]) -> bool:
