@@ -326,15 +326,19 @@ def test_packs_are_left_behind_and_the_rest_reads_back(tmp_path: Path) -> None:
     assert 20 < len(packs) < 50
 
 
-def test_what_an_overtaken_attempt_saved_is_void(tmp_path: Path) -> None:
+def test_what_an_overtaken_attempt_commits_late_is_void(tmp_path: Path) -> None:
     save_all(tmp_path, {1: np.arange(9), 2: np.arange(9) * 2, 5: np.arange(9) * 5})
+    late = {path: path.read_bytes() for path in tmp_path.rglob("*/000000000005.*")}
     with Checkpointer(tmp_path, run=RUN, task=TASK, keep=9, rng=False) as second:
-        assert second.restore(np.zeros(9, int), step=2).tolist() == (np.arange(9) * 2).tolist()
+        second.restore(np.zeros(9, int), step=2)
         assert [c.step for c in reader.checkpoints(tmp_path, RUN, TASK)] == [1, 2, 5]
         second.save(3, np.arange(9) * 3)
+    for path, raw in late.items():
+        path.write_bytes(raw)
     found = [(c.step, c.attempt) for c in reader.checkpoints(tmp_path, RUN, TASK)]
     assert found == [(1, 1), (2, 1), (3, 2)]
     assert found == [(f.id.step, f.id.attempt) for f in reversed(second.lineage.valid())]
+    assert [f.id.step for f in second.lineage.checkpoints() if f.void] == [5]
     assert read(tmp_path).tolist() == (np.arange(9) * 3).tolist()
     with pytest.raises(reader.Refused, match="no checkpoint of run/task"):
         read(tmp_path, 5)
