@@ -29,6 +29,7 @@ import numpy as np
 from ckptflow.data.memory import Layout, cells_at, contiguous_strides
 
 _PAIRS_UP_TO = 32  # Arrays in one cluster that are compared two by two; more use a bitmap.
+_FIRST = 4096  # Stands for address 0, which NumPy takes for no address.
 _MAX_WORK = 100_000  # Steps of NumPy's exact solver before we assume that memory is shared.
 
 
@@ -235,13 +236,12 @@ def covers(layouts: Sequence[Layout], nbytes: int) -> bool:
         return True
     if len(layouts) == 1:
         return span(layouts[0]) == (0, nbytes) and form_of(layouts[0]) is Form.WHOLE
-    found = [block for block in blocks(layouts) if block.nbytes]
-    if len(found) == 1:
-        return found[0].form is Form.WHOLE and (found[0].start, found[0].nbytes) == (0, nbytes)
-    ends = [(block.start, block.start + block.nbytes) for block in found]
+    moved = [layout._replace(address=layout.address + _FIRST) for layout in layouts]
+    found = [block for block in blocks(moved) if block.nbytes]
+    ends = sorted((block.start, block.start + block.nbytes) for block in found)
     return (
         bool(ends)
         and all(block.form is Form.WHOLE for block in found)
-        and (ends[0][0], ends[-1][1]) == (0, nbytes)
+        and (ends[0][0], ends[-1][1]) == (_FIRST, _FIRST + nbytes)
         and all(before[1] == after[0] for before, after in pairwise(ends))
     )

@@ -30,7 +30,7 @@ DTYPES = [
     *(np.dtype(code) for code in "?bBhHiIlLqQefdgFDG"),
     *(np.dtype(code) for code in (">f4", ">i8", ">c16", ">M8[ms]", "S5", "U3", ">U3", "V7")),
     *(np.dtype(code) for code in ("M8[ns]", "M8[25us]", "m8[D]", "M8")),
-    *(np.dtype(getattr(ml_dtypes, name)) for name in EXTENDED_BYTES if hasattr(ml_dtypes, name)),
+    *(np.dtype(getattr(ml_dtypes, n)) for n in EXTENDED_BYTES if hasattr(ml_dtypes, n)),
     RECORD,
     np.dtype([("x", "<f4", (2, 3)), ("y", RECORD), ("z", "S2")]),
     np.dtype([("x", "i1"), ("y", "f8")], align=True),

@@ -82,8 +82,8 @@ def test_an_integer_beyond_the_limit_of_int_to_str_comes_back() -> None:
     [
         np.float32(0.1), np.float64("nan"), np.bool_(1), np.int8(-3), np.complex64(1j),
         np.str_("é"), np.str_(""), np.bytes_(b"x\0y"), np.datetime64("2024-01-01", "ns"),
-        np.timedelta64(5, "D"), np.str_("a\0"), np.bytes_(b"a\0"), np.longdouble(1) / 3, np.float16(1),
-        ml_dtypes.bfloat16(1.5), ml_dtypes.float8_e5m2(2),
+        np.timedelta64(5, "D"), np.str_("a\0"), np.bytes_(b"a\0"), np.longdouble(1) / 3,
+        np.float16(1), ml_dtypes.bfloat16(1.5), ml_dtypes.float8_e5m2(2),
         np.array((1, 2.0), "i4,f8")[()],
     ],
     ids=repr,
@@ -120,7 +120,8 @@ def test_different_keys_have_different_names_in_valid_text(keys: list[Any]) -> N
 @pytest.mark.parametrize(
     ("key", "name"),
     [("w", "w"), ("a/b", "a~1b"), ("~", "~0"), (0, "[0]"), ("0", "0"), ("[0]", "~20]"),
-     (("a", 1), "[('a', 1)]"), (None, "[None]"), ("", ""), (True, "[True]"), ("\udc80", "~udc80")],
+     (("a", 1), "[('a', 1)]"), (None, "[None]"), ("", ""), (True, "[True]"),
+     ("\udc80", "~udc80")],
 )  # fmt: skip
 def test_names(key: object, name: str) -> None:
     assert segment(key) == name
@@ -134,7 +135,8 @@ def test_keys_that_would_not_come_back_are_refused(key: object) -> None:
 
 @pytest.mark.parametrize(
     "node",
-    [["int"], ["int", "zz"], ["float", "00"], ["scalar", "<f8", "00"], ["bytes", "*"], ["new", 1],
+    [["int"], ["int", "zz"], ["float", "00"], ["scalar", "<f8", "00"], ["bytes", "*"],
+     ["new", 1],
      [], [["int", "1"]], ["complex", 1], ["scalar", "O", ""]],
 )  # fmt: skip
 def test_damaged_nodes_are_refused(node: Any) -> None:

@@ -124,7 +124,8 @@ def test_a_state_of_torch_without_torch_is_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_here_imports_torch() -> None:
-    code = f"import sys, {rng_module.__name__} as r; r.capture_rng(); print('torch' in sys.modules)"
+    name = rng_module.__name__
+    code = f"import sys, {name} as r; r.capture_rng(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
