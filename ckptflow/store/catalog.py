@@ -19,6 +19,7 @@ from typing import Any
 from ckptflow import manifest as manifest_file
 from ckptflow.errors import (
     AlreadyExists,
+    CheckpointError,
     ConfigError,
     CorruptionError,
     FencedError,
@@ -98,16 +99,13 @@ class Lineage:
         failures: list[TierError] = []
         for tier in self.tiers:
             try:
-                check_store(tier)
-                keys = list(tier.iter_keys(f"{self.id.prefix}/manifests"))
+                listed = self._listed(tier)
             except TierError as error:
                 failures.append(error)
                 self._note(f"Tier {tier.name!r} was skipped: {error}")
                 continue
-            for key in keys:
-                found = CheckpointId.of_manifest(key.removeprefix(f"{self.id.prefix}/"))
-                if found:
-                    copies.setdefault(found, []).append(tier)
+            for found in listed:
+                copies.setdefault(found, []).append(tier)
         if len(failures) == len(self.tiers):
             raise failures[0]
         limits = self._resume_limits()
@@ -120,6 +118,24 @@ class Lineage:
         """Return the checkpoints that are not void, the newest first."""
         return [found for found in self.checkpoints() if not found.void]
 
+    def checkpoints_on(self, tier: Tier) -> list[Found]:
+        """Return every checkpoint that has a copy on ``tier``, the newest first.
+
+        Raises:
+            TierError: it could not be listed. Nothing may be concluded then.
+            FormatError: it is a store of a newer version.
+        """
+        listed = self._listed(tier)
+        limits = self._resume_limits()  # Read last: who went on has said so before.
+        return [Found(one, (tier,), _is_void(one, limits)) for one in listed]
+
+    def _listed(self, tier: Tier) -> list[CheckpointId]:
+        check_store(tier)
+        prefix = f"{self.id.prefix}/"
+        keys = tier.iter_keys(f"{prefix}manifests")
+        found = (CheckpointId.of_manifest(key.removeprefix(prefix)) for key in keys)
+        return sorted((one for one in found if one), reverse=True)
+
     def manifest(self, found: Found) -> Manifest:
         """Read a manifest from the first tier whose copy is sound.
 
@@ -127,30 +143,36 @@ class Lineage:
             CorruptionError: no copy is sound; the notes tell how each failed.
             FormatError: it was written by a newer version.
         """
-        failures = []
+        failures: list[CheckpointError] = []
         for tier in found.tiers:
-            key = f"{self.id.prefix}/{found.id.manifest_key}"
             try:
-                manifest = manifest_file.decode(
-                    tier.get(key), where=f"{key!r} on {tier.name!r}"
-                )
+                return self.manifest_on(tier, found.id)
             except (CorruptionError, NotFoundError, TierError) as error:
                 failures.append(error)
                 self._note(str(error))
-                continue
-            if (manifest.lineage, manifest.id) != (self.id, found.id):
-                moved = CorruptionError(
-                    f"{key!r} on tier {tier.name!r} says that it is {manifest.id} of "
-                    f"{manifest.lineage}: it was moved there."
-                )
-                failures.append(moved)
-                self._note(str(moved))
-                continue
-            return manifest
         raised = CorruptionError(f"The manifest of {self.id} {found.id} has no sound copy.")
         for failure in failures:
             raised.add_note(str(failure))
         raise raised
+
+    def manifest_on(self, tier: Tier, checkpoint: CheckpointId) -> Manifest:
+        """Read the manifest that ``tier`` has of a checkpoint.
+
+        Raises:
+            NotFoundError: it has none.
+            CorruptionError: it is damaged, or that of another checkpoint.
+            FormatError: it was written by a newer version.
+            TierError: it could not be read.
+        """
+        key = f"{self.id.prefix}/{checkpoint.manifest_key}"
+        where = f"{key!r} on tier {tier.name!r}"
+        manifest = manifest_file.decode(tier.get(key), where=where)
+        if (manifest.lineage, manifest.id) != (self.id, checkpoint):
+            raise CorruptionError(
+                f"{where} says that it is {manifest.id} of {manifest.lineage}: it was moved "
+                f"there."
+            )
+        return manifest
 
     # --- attempts ---
 

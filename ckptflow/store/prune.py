@@ -8,7 +8,7 @@ been overtaken, or when the same attempt has committed a later step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError
@@ -50,31 +50,19 @@ def plan_prune(
         lineage: whose checkpoints.
         tier: where.
         retention: what the policy keeps.
-        in_flight: checkpoints that are being copied outward from this tier, and stay.
+        in_flight: checkpoints that are being copied, from this tier or to it; they stay.
+
+    Raises:
+        TierError: something could not be read; then nothing can be decided.
     """
-    here = [found for found in lineage.checkpoints() if tier in found.tiers]
-    manifests = {found.id: _manifest_here(lineage, tier, found) for found in here}
     prefix = f"{lineage.id.prefix}/"
+    here = _read_all(lineage, tier)  # Manifests before packs: what is named later is newer.
     present = {key.removeprefix(prefix) for key in tier.iter_keys(f"{prefix}packs")}
-    verdicts = retain(
-        [_candidate(found, manifests[found.id], present) for found in here], retention
-    )
-    verdicts = [
-        replace(verdict, keep=True, reasons=("is being copied outward",))
-        if verdict.id in in_flight and not verdict.keep
-        else verdict
-        for verdict in verdicts
-    ]
+    verdicts = _judge(here, present, retention, in_flight)
     keep = {verdict.id for verdict in verdicts if verdict.keep}
-    needed: set[str] = set()
-    unknown = False
-    for checkpoint in keep:
-        manifest = manifests[checkpoint]
-        if manifest is None:
-            unknown = True  # A kept manifest that cannot be read may need any pack.
-        else:
-            needed |= {pack.key for pack in manifest.packs}
-    newest = max((found.id for found in here if not found.void), default=None)
+    kept = [one.manifest for one in here if one.found.id in keep]
+    needed = {pack.key for manifest in kept if manifest for pack in manifest.packs}
+    newest = max((one.found.id for one in here if not one.found.void), default=None)
     # A writer that was overtaken after its packs but before its commit leaves a void manifest
     # only if the resume record is there; before that its packs stay.
     resumed = [record.attempt for record in lineage.attempts() if record.resume is not None]
@@ -82,18 +70,17 @@ def plan_prune(
     doomed = [
         key
         for key in sorted(present - needed)
-        if not unknown and _is_finished(CheckpointId.of_pack(key), newest, newest_attempt)
+        if None not in kept  # A kept manifest that cannot be read may need any pack.
+        and _is_finished(CheckpointId.of_pack(key), newest, newest_attempt, in_flight)
     ]
     return PrunePlan(
         tier=tier.name,
         verdicts=tuple(verdicts),
         manifests=tuple(
-            f"{lineage.id.prefix}/{found.id.manifest_key}"
-            for found in here
-            if found.id not in keep
+            prefix + verdict.id.manifest_key for verdict in verdicts if not verdict.keep
         ),
-        packs=tuple(f"{lineage.id.prefix}/{key}" for key in doomed),
-        freed_bytes=sum(tier.size(f"{lineage.id.prefix}/{key}") for key in doomed),
+        packs=tuple(prefix + key for key in doomed),
+        freed_bytes=sum(_size(tier, prefix + key) for key in doomed),
     )
 
 
@@ -113,24 +100,75 @@ def prune(
     return plan
 
 
-def _manifest_here(lineage: Lineage, tier: Tier, found: Found) -> Manifest | None:
-    try:
-        return lineage.manifest(Found(found.id, (tier,), found.void))
-    except (CorruptionError, FormatError, NotFoundError):
-        return None
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """A checkpoint on the tier; without a manifest if that is damaged or foreign."""
+
+    found: Found
+    manifest: Manifest | None
+    foreign: bool = False  # Sound, but of a format that this version cannot read.
 
 
-def _candidate(found: Found, manifest: Manifest | None, present: set[str]) -> Candidate:
+def _read_all(lineage: Lineage, tier: Tier) -> list[_Here]:
+    """Read every manifest on the tier, the newest first.
+
+    A manifest that does not answer now is not damaged: its `TierError` ends the prune.
+    """
+    here = []
+    for found in lineage.checkpoints_on(tier):
+        try:
+            here.append(_Here(found, lineage.manifest_on(tier, found.id)))
+        except CorruptionError:
+            here.append(_Here(found, None))
+        except FormatError:
+            here.append(_Here(found, None, foreign=True))
+        except NotFoundError:  # Another prune was faster.
+            continue
+    return here
+
+
+def _judge(
+    here: Sequence[_Here],
+    present: Collection[str],
+    retention: Retention,
+    in_flight: Collection[CheckpointId],
+) -> list[Verdict]:
+    judged = retain([_candidate(one, present) for one in here if not one.foreign], retention)
+    verdicts = {verdict.id: verdict for verdict in judged}
+    result = []
+    for one in here:
+        verdict = verdicts.get(one.found.id)
+        if verdict is None:
+            reason = "is of a format that this version cannot read"
+            verdict = Verdict(one.found.id, keep=True, reasons=(reason,))
+        elif one.found.id in in_flight and not verdict.keep:
+            verdict = replace(verdict, keep=True, reasons=("is being copied outward",))
+        result.append(verdict)
+    return result
+
+
+def _candidate(one: _Here, present: Collection[str]) -> Candidate:
+    manifest, found = one.manifest, one.found
     whole = manifest is not None and all(pack.key in present for pack in manifest.packs)
     metrics = manifest.metrics if manifest else {}
     return Candidate(id=found.id, metrics=metrics, good=whole, void=found.void)
 
 
+def _size(tier: Tier, key: str) -> int:
+    try:
+        return tier.size(key)
+    except NotFoundError:  # Another prune was faster.
+        return 0
+
+
 def _is_finished(
-    owner: CheckpointId | None, newest: CheckpointId | None, newest_attempt: int
+    owner: CheckpointId | None,
+    newest: CheckpointId | None,
+    newest_attempt: int,
+    in_flight: Collection[CheckpointId],
 ) -> bool:
     """Tell whether no writer can still be about to name this pack in a manifest."""
-    if owner is None:
+    if owner is None or owner in in_flight:
         return False
     if owner.attempt < newest_attempt:
         return True
