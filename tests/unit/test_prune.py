@@ -1,0 +1,407 @@
+"""Nothing that is kept, in flight or being written loses a byte to a prune; garbage goes.
+
+Crashes: a prune is repeated with a tier that dies before each of its deletes. Concurrency: a
+save runs between any two calls that a prune makes, and a prune between any two of a save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptflow import manifest as manifest_file
+from ckptflow.errors import NotFoundError, TierUnavailable
+from ckptflow.model import CheckpointId, LineageId
+from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.prune import PrunePlan, plan_prune, prune
+from ckptflow.store.resume import read_state
+from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
+from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.tier import Tier
+
+SaveState = Callable[..., Lineage]
+
+LINEAGE = LineageId("exp", "task")
+PREFIX = f"{LINEAGE.prefix}/"
+CHUNK_ITEMS = 8  # Of float64 in one chunk.
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """The state of a step: a part that never changes, one that always does, one growing."""
+    rng = np.random.default_rng(1)
+    state = {"fixed": rng.standard_normal(800), "grown": rng.standard_normal(800)}
+    state["grown"][: CHUNK_ITEMS * step] = -1.5
+    state["own"] = np.random.default_rng(step).standard_normal(100)
+    return state
+
+
+def clone(tier: Tier) -> MemoryTier:
+    copy = MemoryTier(tier.name, level=tier.level)
+    for key in tier.iter_keys(""):
+        copy.put(key, [tier.get(key)])
+    return copy
+
+
+def steps_restored(tier: Tier) -> list[int]:
+    """Restore every checkpoint that counts, compare its bits, and return the steps."""
+    lineage = Lineage([tier], LINEAGE)
+    steps = []
+    for found in lineage.valid():
+        state, _ = read_state([tier], lineage.manifest(found), None)
+        expected = state_of(found.id.step)
+        assert {name: value.tobytes() for name, value in state.items()} == {
+            name: value.tobytes() for name, value in expected.items()
+        }, found.id
+        steps.append(found.id.step)
+    return steps
+
+
+def packs(tier: Tier) -> list[str]:
+    return [key.removeprefix(PREFIX) for key in tier.iter_keys(f"{PREFIX}packs")]
+
+
+def named(tier: Tier) -> set[str]:
+    lineage = Lineage([tier], LINEAGE)
+    return {
+        pack.key for found in lineage.checkpoints() for pack in lineage.manifest(found).packs
+    }
+
+
+def manifest_key(step: int, attempt: int = 1) -> str:
+    return f"{PREFIX}{CheckpointId(step, attempt).manifest_key}"
+
+
+def run(tier: Tier, keep: int | str = 2, **options: Any) -> PrunePlan:
+    return prune(Lineage([tier], LINEAGE), tier, parse_retention(keep), **options)
+
+
+@pytest.fixture
+def disk(save_state: SaveState) -> MemoryTier:
+    """Five checkpoints of one attempt, each a delta on the one before."""
+    tier = MemoryTier("disk")
+    for step in range(1, 6):
+        save_state(tier, str(LINEAGE), step, state_of(step), metrics={"loss": abs(step - 2.5)})
+    return tier
+
+
+# --- what goes and what stays ---
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5, 9])
+def test_the_newest_stay_whole_and_no_needless_pack_stays(disk: MemoryTier, keep: int) -> None:
+    assert steps_restored(disk) == [5, 4, 3, 2, 1]
+    run(disk, keep)
+    assert steps_restored(disk) == [5, 4, 3, 2, 1][:keep]
+    assert set(packs(disk)) == named(disk)
+
+
+def test_other_rules_of_retention(disk: MemoryTier) -> None:
+    plan = run(disk, "newest=1,every=4,best=loss:min:2")
+    assert steps_restored(disk) == [5, 4, 3, 2]
+    assert [(verdict.id.step, verdict.keep) for verdict in plan.verdicts] == [
+        (5, True),
+        (4, True),
+        (3, True),
+        (2, True),
+        (1, False),
+    ]
+    reasons = {verdict.id.step: " ".join(verdict.reasons) for verdict in plan.verdicts}
+    assert "loss" in reasons[2]
+    assert "no rule keeps it" in reasons[1]
+
+
+def test_a_plan_touches_nothing_and_says_what_a_prune_does(disk: MemoryTier) -> None:
+    before = {key: disk.get(key) for key in disk.iter_keys("")}
+    plan = plan_prune(Lineage([disk], LINEAGE), disk, Retention(newest=2))
+    assert {key: disk.get(key) for key in disk.iter_keys("")} == before
+    deleted: list[str] = []
+    assert run(disk, 2, on_deleted=deleted.append) == plan
+    assert deleted == [*plan.manifests, *plan.packs]
+    gone = before.keys() - set(disk.iter_keys(""))
+    assert gone == set(deleted)
+    assert plan.freed_bytes == sum(len(before[key]) for key in plan.packs) > 0
+
+
+def test_pruning_again_finds_nothing(disk: MemoryTier) -> None:
+    run(disk, 2)
+    plan = run(disk, 2)
+    assert (plan.manifests, plan.packs, plan.freed_bytes) == ((), (), 0)
+
+
+def test_what_is_copied_outward_stays(disk: MemoryTier) -> None:
+    plan = run(disk, 1, in_flight=[CheckpointId(2, 1)])
+    assert steps_restored(disk) == [5, 2]
+    assert [verdict.reasons for verdict in plan.verdicts if verdict.id.step == 2] == [
+        ("is being copied outward",)
+    ]
+    run(disk, 1)
+    assert steps_restored(disk) == [5]
+
+
+def test_an_empty_tier(save_state: SaveState, disk: MemoryTier) -> None:
+    other = MemoryTier("other", level=3)
+    plan = prune(Lineage([disk, other], LINEAGE), other, Retention(newest=1))
+    assert plan == PrunePlan("other", (), (), (), 0)
+    assert steps_restored(disk) == [5, 4, 3, 2, 1]
+
+
+def test_every_tier_keeps_its_own_newest(disk: MemoryTier) -> None:
+    """Only the older ones have reached the outer tier yet."""
+    far = MemoryTier("far", level=3)
+    for key in disk.iter_keys(""):
+        if not any(f"/{step:012d}." in key for step in (4, 5)):
+            far.put(key, [disk.get(key)])
+    prune(Lineage([disk, far], LINEAGE), far, Retention(newest=1))
+    assert steps_restored(far) == [3]
+    assert steps_restored(disk) == [5, 4, 3, 2, 1]
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("damage", ["cut manifest", "no pack"])
+def test_the_last_good_one_stays_although_it_is_not_the_newest(
+    disk: MemoryTier, damage: str
+) -> None:
+    if damage == "no pack":
+        own = [key for key in disk.iter_keys(f"{PREFIX}packs") if "/000000000005." in key]
+        disk.delete(own[0])
+    else:
+        disk.put(manifest_key(5), [disk.get(manifest_key(5))[:-1]])
+    run(disk, 1)
+    lineage = Lineage([disk], LINEAGE)
+    assert [found.id.step for found in lineage.valid()] == [5, 4]
+    disk.delete(manifest_key(5))
+    assert steps_restored(disk) == [4]
+
+
+def test_while_a_kept_manifest_is_unreadable_no_pack_goes(disk: MemoryTier) -> None:
+    before = packs(disk)
+    disk.put(manifest_key(5), [b"damaged"])
+    plan = run(disk, 1)
+    assert plan.packs == ()
+    assert packs(disk) == before
+
+
+def _failing(operation: str, part: str) -> Callable[[str, str], None]:
+    def fail(called: str, key: str) -> None:
+        if called == operation and part in key:
+            raise TierUnavailable(f"{operation} of {key} timed out")
+
+    return fail
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_manifest_that_cannot_be_read_now_is_not_damaged(disk: MemoryTier, step: int) -> None:
+    """Deleting what did not answer in time would lose good checkpoints, milestones even."""
+    before = set(disk.iter_keys(""))
+    faulty = FaultyTier(disk, _failing("get", CheckpointId(step, 1).manifest_key))
+    with pytest.raises(TierUnavailable, match="timed out"):
+        run(faulty, "newest=2,every=1")
+    assert set(disk.iter_keys("")) == before
+
+
+def test_manifests_that_cannot_be_listed_now_are_not_absent(
+    disk: MemoryTier, save_state: SaveState
+) -> None:
+    """Else all packs of older attempts would look like garbage."""
+    lineage = Lineage([disk], LINEAGE)
+    lineage.record_resume(2, CheckpointId(5, 1))
+    before = set(disk.iter_keys(""))
+    with pytest.raises(TierUnavailable, match="timed out"):
+        run(FaultyTier(disk, _failing("iter_keys", "manifests")), 1)
+    far = FaultyTier(clone(disk), _failing("iter_keys", "manifests"))
+    far.inner._name = "far"
+    with pytest.raises(TierUnavailable, match="timed out"):
+        prune(Lineage([disk, far], LINEAGE), far, Retention(newest=1))
+    assert set(disk.iter_keys("")) == set(far.inner.iter_keys("")) == before
+
+
+def test_a_checkpoint_of_a_newer_format_stays_with_whatever_it_needs(disk: MemoryTier) -> None:
+    data = bytearray(disk.get(manifest_key(1)))
+    data[8] = 2  # The version.
+    sealed = bytes(data[:-16]) + manifest_file.seal(bytes(data[:-16]))
+    disk.put(manifest_key(1), [sealed])
+    before = packs(disk)
+    plan = run(disk, 1)
+    assert disk.get(manifest_key(1)) == sealed
+    assert packs(disk) == before
+    (verdict,) = (verdict for verdict in plan.verdicts if verdict.id.step == 1)
+    assert verdict.keep
+    assert "format" in " ".join(verdict.reasons)
+
+
+# --- garbage, and what only looks like it ---
+
+
+def half_saved(tier: Tier, save_state: SaveState, step: int, attempt: int) -> list[str]:
+    """Put the packs of a checkpoint without its manifest; return their keys."""
+    before = set(packs(tier))
+    with pytest.raises(Crash):
+        save_state(
+            CrashingTier(tier, crash_at=1), str(LINEAGE), step, state_of(step), attempt=attempt
+        )
+    return sorted(set(packs(tier)) - before)
+
+
+@pytest.mark.parametrize(
+    ("step", "attempt", "resumed", "stays"),
+    [
+        (6, 1, 1, True),  # Being written by the attempt that wrote the newest.
+        (4, 1, 1, False),  # That attempt has committed step 5 since.
+        (6, 1, 2, False),  # Its attempt was overtaken.
+        (4, 2, 2, True),  # Being written by an attempt that went back.
+        (9, 3, 2, True),  # Of an attempt that has claimed, and not yet said so.
+    ],
+)
+def test_packs_that_no_manifest_names(
+    disk: MemoryTier, save_state: SaveState, step: int, attempt: int, resumed: int, stays: bool
+) -> None:
+    lineage = Lineage([disk], LINEAGE)
+    if resumed == 2:
+        lineage.record_resume(2, CheckpointId(5, 1))
+    keys = half_saved(disk, save_state, step, attempt)
+    assert keys
+    run(disk, 9)
+    assert [key in packs(disk) for key in keys] == [stays] * len(keys)
+    assert steps_restored(disk) == [5, 4, 3, 2, 1]
+
+
+def test_packs_that_are_being_copied_here_stay(disk: MemoryTier, save_state: SaveState) -> None:
+    """A newer checkpoint has overtaken the copy, its inner tier being full."""
+    keys = half_saved(disk, save_state, 4, 1)
+    run(disk, 9, in_flight=[CheckpointId(4, 1)])
+    assert set(keys) <= set(packs(disk))
+
+
+def test_void_checkpoints_go_with_their_packs(disk: MemoryTier, save_state: SaveState) -> None:
+    lineage = Lineage([disk], LINEAGE)
+    lineage.record_resume(2, CheckpointId(3, 1))
+    plan = run(disk, 9)
+    assert steps_restored(disk) == [3, 2, 1]
+    assert set(packs(disk)) == named(disk)
+    assert {verdict.id.step for verdict in plan.verdicts if not verdict.keep} == {4, 5}
+    save_state(disk, str(LINEAGE), 4, state_of(4), attempt=2)
+    assert steps_restored(disk) == [4, 3, 2, 1]
+
+
+def test_strangers_are_left_alone(disk: MemoryTier) -> None:
+    strangers = [f"{PREFIX}packs/notes.txt", f"{PREFIX}manifests/x", "other/y", f"{PREFIX}z"]
+    for key in strangers:
+        disk.put(key, [b"x"])
+    run(disk, 1)
+    assert set(strangers) <= set(disk.iter_keys(""))
+
+
+# --- crashes and company ---
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_a_crash_before_any_delete_costs_nothing_that_is_kept(
+    disk: MemoryTier, keep: int
+) -> None:
+    counting = CrashingTier(clone(disk))
+    run(counting, keep)
+    kept, left = steps_restored(counting.inner), set(counting.inner.iter_keys(""))
+    assert counting.changes >= 5 - keep
+    for crash_at in range(counting.changes):
+        copy = clone(disk)
+        with pytest.raises(Crash):
+            run(CrashingTier(copy, crash_at=crash_at), keep)
+        assert steps_restored(copy)[: len(kept)] == kept
+        run(copy, keep)
+        assert set(copy.iter_keys("")) == left
+
+
+def test_manifests_go_before_packs(disk: MemoryTier) -> None:
+    log: list[str] = []
+    run(FaultyTier(disk, lambda op, key: log.append(key) if op == "delete" else None), 1)
+    kinds = ["manifests" in key for key in log]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(set(kinds)) == 2
+
+
+def test_two_prunes_at_once(disk: MemoryTier) -> None:
+    """Another prune runs to its end before any call of this one."""
+    calls = 0
+
+    def count(_operation: str, _key: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    run(FaultyTier(clone(disk), count), 2)
+    total = calls
+    for number in range(1, total + 1):
+        copy, calls = clone(disk), 0
+
+        def other(
+            _operation: str, _key: str, copy: MemoryTier = copy, at: int = number
+        ) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                run(copy, 2)
+
+        run(FaultyTier(copy, other), 2)
+        assert steps_restored(copy) == [5, 4]
+        assert set(packs(copy)) == named(copy)
+
+
+def test_a_save_during_a_prune_comes_out_whole(save_state: SaveState) -> None:
+    """The writer is the attempt that wrote everything else, and its next checkpoint a delta."""
+    for number in range(200):
+        tier = MemoryTier(f"disk-{number}")
+        for step in range(1, 6):
+            save_state(tier, str(LINEAGE), step, state_of(step))
+        seen = 0
+
+        def save_once(_operation: str, _key: str, at: int = number, tier: Tier = tier) -> None:
+            nonlocal seen
+            if seen == at:
+                for step in (6, 7):
+                    save_state(tier, str(LINEAGE), step, state_of(step))
+            seen += 1
+
+        run(FaultyTier(tier, save_once), 1)
+        if seen <= number:
+            break
+        assert steps_restored(tier)[0] == 7, number
+    else:
+        pytest.fail("a prune of five checkpoints takes fewer calls")
+    assert number > 10
+
+
+def test_a_prune_during_a_save_takes_nothing_that_it_needs(save_state: SaveState) -> None:
+    for number in range(200):
+        tier = MemoryTier(f"disk-{number}")
+        for step in range(1, 6):
+            save_state(tier, str(LINEAGE), step, state_of(step))
+        seen = 0
+
+        def prune_once(_operation: str, _key: str, at: int = number, tier: Tier = tier) -> None:
+            nonlocal seen
+            if seen == at:
+                run(tier, 1)
+            seen += 1
+
+        save_state(FaultyTier(tier, prune_once), str(LINEAGE), 6, state_of(6))
+        if seen <= number:
+            break
+        assert steps_restored(tier) == [6, 5], number
+    else:
+        pytest.fail("a save takes fewer calls")
+    assert number >= 3
+
+
+def test_a_deleted_pack_is_no_error(disk: MemoryTier) -> None:
+    def vanish(operation: str, key: str) -> None:
+        if operation == "size":
+            raise NotFoundError(key)
+
+    plan = run(FaultyTier(disk, vanish), 1)
+    assert plan.freed_bytes == 0
+    assert steps_restored(disk) == [5]
