@@ -18,6 +18,7 @@ Only addresses are looked at, never what lies there, so it works for device memo
 
 from __future__ import annotations
 
+import bisect
 import enum
 import math
 from collections.abc import Sequence
@@ -179,14 +180,15 @@ def _parts(cluster: Sequence[int], layouts: Sequence[Layout]) -> list[_Part]:
             runs[-1] = (start, max(end, high), others + members)
         else:
             runs.append((low, high, list(members)))
+    starts = [start for start, _, _ in runs]
     rest: list[_Part] = []
     for layout, members in same.items():
         if forms[layout] is Form.WHOLE:
             continue
         low, high = span(layout)
-        inside = next((run for run in runs if run[0] <= low and high <= run[1]), None)
-        if inside:
-            inside[2].extend(members)
+        nearest = bisect.bisect_right(starts, low) - 1
+        if nearest >= 0 and high <= runs[nearest][1]:
+            runs[nearest][2].extend(members)
         else:
             rest.append(_part(layout, forms[layout], sorted(members)))
     dense = [

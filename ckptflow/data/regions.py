@@ -18,9 +18,9 @@ all but the first get new memory, since one array cannot hold two values.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ class Flattened:
         sizes = (
             -(-region.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for region in self.regions
         )
-        return list(itertools.accumulate(sizes, initial=0))
+        return list(accumulate(sizes, initial=0))
 
     @property
     def total_bytes(self) -> int:
@@ -362,16 +362,16 @@ def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
         assert slot.live is not None
         same.setdefault((slot.spec.region, _base(slot), slot.live.layout), []).append(slot)
     items = list(same.items())
-    spans = [(*span(layout), i) for i, ((_, _, layout), _) in enumerate(items)]
-    reach: list[int] = []  # Targets whose spans may reach the next one's start.
     found: list[tuple[int, int]] = []
-    for low, high, index in sorted(spans):
-        reach = [other for other in reach if spans[other][1] > low]
-        (*together, layout), _ = items[index]
-        for other in reach:
-            (*others, other_layout), _ = items[other]
-            if together != others and share_memory(layout, other_layout):
-                found.append((min(index, other), max(index, other)))
-        if high > low:
-            reach.append(index)
-    return [(items[first][1], items[second][1]) for first, second in sorted(found)]
+    for block in blocks([layout for (_, _, layout), _ in items]):
+        for first, second in combinations(block.members, 2) if _differ(items, block) else ():
+            (*one, layout), _ = items[first]
+            (*other, other_layout), _ = items[second]
+            if one != other and share_memory(layout, other_layout):
+                found.append((first, second))
+    return [(items[first][1], items[second][1]) for first, second in found]
+
+
+def _differ(items: list[tuple[tuple[int, int, Layout], list[Slot]]], block: Block) -> bool:
+    """Tell whether the arrays of a block lay otherwise in the checkpoint; mostly they do not."""
+    return len({items[i][0][:2] for i in block.members}) > 1

@@ -21,6 +21,7 @@ from ckptflow.data.arrays import (
 )
 from ckptflow.data.dtypes import EXTENDED_BYTES, Unsupported, dtype_name, numpy_dtype
 from ckptflow.data.memory import bytes_at, cells_at, contiguous_strides
+from ckptflow.data.regions import flatten, plan_restore
 from ckptflow.errors import FormatError
 
 RECORD = np.dtype(
@@ -268,6 +269,54 @@ def test_a_jax_array_spread_over_processes_is_refused() -> None:
     spread.is_fully_addressable = False
     with pytest.raises(Unsupported, match="store the local shards"):
         describe(spread)
+
+
+def copied(state: Any, target: Any) -> Any:
+    flat = flatten(state)
+    copies = flat.copy_into(np.empty(flat.total_bytes, np.uint8))
+    plan = plan_restore(flat.structure, [len(copy) for copy in copies], target)
+    for buffer, copy in zip(plan.buffers, copies, strict=True):
+        buffer[:] = copy
+    return plan.finish()
+
+
+def test_device_arrays_that_share_memory_are_stored_once_and_filled_in_place() -> None:
+    memory = np.arange(12.0).reshape(3, 4)
+    state = {"part": FakeCupyArray(memory[1:]), "all": FakeCupyArray(memory)}
+    (region,) = flatten(state).regions
+    assert (region.name, region.nbytes, region.data, len(region.pieces)) == (
+        "part",
+        96,
+        None,
+        1,
+    )
+    target = {"part": FakeCupyArray(np.zeros((2, 4))), "all": FakeCupyArray(np.zeros((3, 4)))}
+    kept = dict(target)
+    assert copied(state, target) == kept
+    assert np.array_equal(kept["all"].device_memory, memory)
+    assert np.array_equal(kept["part"].device_memory, memory[1:])
+
+
+def test_device_arrays_with_gaps_are_gathered_by_their_library() -> None:
+    memory = np.arange(12.0)
+    state = {
+        "a": FakeCupyArray(memory[::3]),
+        "b": FakeCupyArray(np.broadcast_to(memory[::6], (2, 2))),
+    }
+    target = {"a": FakeCupyArray(np.zeros(8)[::2]), "b": FakeCupyArray(np.zeros((2, 2)))}
+    copied(state, target)
+    assert target["a"].device_memory.tolist() == [0, 3, 6, 9]
+    assert target["b"].device_memory.tolist() == [[0, 6], [0, 6]]
+
+
+@pytest.mark.usefixtures("fake_jax")
+def test_a_jax_array_in_a_state_is_replaced_by_a_new_one() -> None:
+    old = FakeJaxArray(np.zeros(3))
+    target = {"x": old, "y": FakeJaxArray(np.zeros(1))}
+    copied({"x": FakeJaxArray(np.arange(3.0)), "y": FakeJaxArray(np.ones(1))}, target)
+    assert target["x"] is not old
+    assert (target["x"].values.tolist(), target["y"].values.tolist()) == ([0, 1, 2], [1])
+    assert old.values.tolist() == [0, 0, 0]
 
 
 def test_cells_have_no_meaning() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckptflow.data.arrays import ArraySpec, describe, read_into, write_from
 from ckptflow.data.regions import RestorePlan, flatten, plan_restore
 from ckptflow.data.rng import capture_rng, restore_rng
 from ckptflow.errors import StateError
@@ -309,6 +310,21 @@ def test_bf16_shares_between_views_after_a_restore() -> None:
     back = restored(saved({"base": base, "part": base[3:7]}))
     back["base"][4] = 100
     assert back["part"][1] == 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2], ids=str)
+def test_the_way_of_device_tensors_driven_with_host_memory(dtype: Any) -> None:
+    tensor = torch.arange(12.0).reshape(3, 4).to(dtype).T
+    live = describe(tensor)
+    assert live is not None
+    afar = live._replace(place="cuda:0", access="library")
+    strides = tuple(8 * stride * tensor.element_size() for stride in (1, 4))
+    spec = ArraySpec(live.dtype, (4, 3), strides, 16, 0, "torch")
+    region = np.zeros(16 + 96 * tensor.element_size(), np.uint8)
+    read_into(afar, region, spec)
+    target = torch.zeros(4, 3, dtype=dtype)
+    write_from(afar, target, region, spec)
+    assert bits(target) == bits(tensor)
 
 
 def test_a_view_that_starts_between_two_elements_is_still_right() -> None:
