@@ -44,6 +44,8 @@ def options(
     """Checkpoint and restart for HPC workflows."""
 
 
+app.command("run")(runs.run_command)
+app.command("restart")(runs.restart)
 app.command("ls")(lists.ls)
 app.command("show")(lists.show)
 app.command("verify")(reading.verify_command)

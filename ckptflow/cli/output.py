@@ -23,8 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ckptflow.cli.exit_codes import ExitCode, exit_code
-from ckptflow.errors import CheckpointError
+from ckptflow.cli.exit_codes import exit_code
+from ckptflow.errors import CheckpointError, RemoteTaskError
 
 P = ParamSpec("P")
 
@@ -33,7 +33,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 _PIPE_COLUMNS = 10_000  # Nothing is cut or wrapped where no terminal limits the width.
 
 
-def reports_errors(command: Callable[P, ExitCode | None]) -> Callable[P, None]:
+def reports_errors(command: Callable[P, int | None]) -> Callable[P, None]:
     """Make a command of a function that returns an exit code, or ``None`` for success.
 
     A `CheckpointError` becomes one line on stderr, its notes below it, and its exit code. Any
@@ -47,7 +47,7 @@ def reports_errors(command: Callable[P, ExitCode | None]) -> Callable[P, None]:
         except CheckpointError as error:
             _report(error, as_json=bool(kwargs.get("json_output")))
             raise typer.Exit(int(exit_code(error))) from error
-        raise typer.Exit(int(code or ExitCode.OK))
+        raise typer.Exit(int(code or 0))
 
     return run
 
@@ -127,6 +127,8 @@ def _report(error: CheckpointError, *, as_json: bool) -> None:
     console.print(Text.assemble(("error", "bold red"), f" ({error.kind}) {error}"))
     for text in notes:
         console.print(Text(f"  {text}"))
+    if isinstance(error, RemoteTaskError) and error.remote_traceback:
+        console.print(Text(error.remote_traceback.rstrip()))
     if as_json:
         details = {
             "kind": error.kind,

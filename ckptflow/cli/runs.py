@@ -2,15 +2,91 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from ckptflow.cli import output
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.output import JsonOption
+
+if TYPE_CHECKING:
+    from ckptflow.workflow.script import Launch, Outcome, RestartPlan
+
+SiteOption = Annotated[
+    str | None, typer.Option("--site", help="Name of a site, or its TOML file.")
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Folder for checkpoints, instead of the site's.")
+]
+
+
+@output.reports_errors
+def run_command(
+    script: Annotated[Path, typer.Argument(help="The workflow, a Python script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script, after --.")
+    ] = None,
+    *,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the run, instead of the script's.")
+    ] = None,
+    site: SiteOption = None,
+    store: StoreOption = None,
+    json_output: JsonOption = False,
+) -> int:
+    """Run a workflow script. The same line again goes on.
+
+    Options come before what the script says. The exit status is the script's own, unless
+    that is 0: then it tells how the run went.
+    """
+    from ckptflow.workflow.script import Launch
+
+    launch = Launch(script.expanduser().absolute(), tuple(arguments or ()), Path.cwd())
+    outcome = _execute(launch, name=name, site=site, store=store, as_json=json_output)
+    if json_output:
+        document = outcome.summary.as_json() if outcome.summary else None
+        output.show({"status": outcome.status, "run": document}, _nothing, as_json=True)
+    return _exit_code(outcome)
+
+
+@output.reports_errors
+def restart(
+    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
+    site: SiteOption = None,
+    store: StoreOption = None,
+    json_output: JsonOption = False,
+) -> int:
+    """Print what happens to each task of a run and why, and start it again.
+
+    It is started with the script, arguments and folder that its journal names.
+    """
+    from ckptflow.workflow.script import plan_restart
+
+    plan = plan_restart(name, site=site, store=store)
+    document: dict[str, object] = {"plan": plan}
+    if not json_output:
+        output.show(plan, lambda console: _print_plan(console, plan), as_json=False)
+        sys.stdout.flush()
+    code = int(ExitCode.OK)
+    if not dry_run:
+        launch = plan.launch
+        outcome = _execute(launch, name=name, site=site, store=store, as_json=json_output)
+        document["status"] = outcome.status
+        document["run"] = outcome.summary.as_json() if outcome.summary else None
+        code = _exit_code(outcome)
+    if json_output:
+        output.show(document, _nothing, as_json=True)
+    return code
 
 
 @output.reports_errors
@@ -39,3 +115,65 @@ def demo(
 
     output.show(result, text, as_json=json_output)
     return ExitCode.OK if result.passed else ExitCode.FAILED
+
+
+def _execute(
+    launch: Launch, *, name: str | None, site: str | None, store: Path | None, as_json: bool
+) -> Outcome:
+    """Execute the script; what became of its run goes to stderr, whatever happened."""
+    from ckptflow.workflow import script
+
+    if site and Path(site).suffix == ".toml":
+        site = str(Path(site).absolute())  # The script may have another current folder.
+    console = output.stderr()
+    with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+        outcome = script.execute(
+            launch,
+            name=name,
+            site=site,
+            store=store,
+            on_summary=lambda summary: console.print(Text(str(summary))),
+        )
+    if outcome.message is not None:
+        console.print(Text(outcome.message))
+    return outcome
+
+
+def _exit_code(outcome: Outcome) -> int:
+    """Return the script's own status if it is not 0, or else how the run went."""
+    from ckptflow.workflow.summary import TASK_FAILED
+
+    if outcome.status:
+        return outcome.status
+    summary = outcome.summary
+    if summary is None or summary.exit_code == 0:
+        return int(ExitCode.OK)
+    return int(ExitCode.FAILED if summary.exit_code == TASK_FAILED else ExitCode.STORAGE)
+
+
+def _print_plan(console: Console, plan: RestartPlan) -> None:
+    table = output.table("TASK", "ACTION", "FROM STEP", "WHY", numbers=("FROM STEP",))
+    for task in plan.tasks:
+        output.add_row(table, [task.task, task.action, task.resume_step, task.reason])
+    console.print(table if plan.tasks else "no tasks were started yet")
+    launch = plan.launch
+    line = " ".join([str(launch.script), *launch.arguments])
+    console.print(Text(f"run {plan.run}: {line} (in {launch.folder})"))
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what the script and its programs print to stderr: stdout is for the document."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _nothing(_console: Console) -> None:
+    pass

@@ -1,0 +1,218 @@
+"""Execute a workflow script as ``python script.py`` would, and execute it again.
+
+The script runs in this process, so that what became of its run can be asked afterwards. Names
+given on the command line reach `ckptflow.run` through the environment and come before what
+the script says. A restart takes the script, its arguments and its folder from the journal.
+``tests/unit/test_script.py``, ``tests/process/test_cli_runs.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptflow.errors import ConfigError, NotFoundError
+from ckptflow.model import LineageId
+from ckptflow.site import Site, load_site
+from ckptflow.store.catalog import Lineage, lineages
+from ckptflow.workflow import journal
+from ckptflow.workflow.restart import PlannedTask, plan
+from ckptflow.workflow.run import JOURNAL, last_run
+from ckptflow.workflow.summary import RunSummary
+
+RUN_VARIABLE, SITE_VARIABLE, STORE_VARIABLE = "CKPTFLOW_RUN", "CKPTFLOW_SITE", "CKPTFLOW_STORE"
+
+_NO_SCRIPTS = frozenset({"ipykernel_launcher.py", "colab_kernel_launcher.py"})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a workflow is started: a script, its arguments, and the folder to be in.
+
+    Attributes:
+        script: the file, absolute.
+        arguments: what comes after it.
+        folder: the current folder of the script, absolute.
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a script.
+
+    Attributes:
+        status: the exit status that the script asked for.
+        message: what it gave to ``sys.exit`` instead of a number; the status is 1 then.
+        summary: what became of the last run in it; ``None`` if it had none.
+    """
+
+    status: int
+    message: str | None
+    summary: RunSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPlan:
+    """What a restart of a run will do.
+
+    Attributes:
+        run: its name.
+        launch: how it is started.
+        tasks: what happens to each of its tasks, and why.
+    """
+
+    run: str
+    launch: Launch
+    tasks: tuple[PlannedTask, ...]
+
+
+def execute(
+    launch: Launch,
+    *,
+    name: str | None = None,
+    site: str | None = None,
+    store: Path | None = None,
+    on_summary: Callable[[RunSummary], None] = lambda _summary: None,
+) -> Outcome:
+    """Execute a script in this process and return what became of it.
+
+    What it raises goes through, except for `SystemExit`.
+
+    Args:
+        launch: the script.
+        name: name of the run, instead of the script's.
+        site: name or file of a site, instead of the script's.
+        store: folder for checkpoints, instead of the script's.
+        on_summary: told what became of the last run in it, also if the script raises.
+
+    Raises:
+        ConfigError: there is no such script.
+    """
+    if not launch.script.is_file():
+        raise ConfigError(f"There is no script {launch.script}.")
+    variables = {
+        RUN_VARIABLE: name,
+        SITE_VARIABLE: site,
+        STORE_VARIABLE: None if store is None else str(store.expanduser().absolute()),
+    }
+    before = last_run()
+    summary: RunSummary | None = None
+    status, message = 0, None
+    try:
+        with _stage(launch, {key: value for key, value in variables.items() if value}):
+            runpy.run_path(str(launch.script), run_name="__main__")
+    except SystemExit as leaving:
+        status, message = _status(leaving.code)
+    finally:
+        run = last_run()
+        if run is not None and run is not before:
+            summary = run.summary()
+            on_summary(summary)
+    return Outcome(status, message, summary)
+
+
+def plan_restart(
+    name: str, *, site: str | None = None, store: Path | None = None
+) -> RestartPlan:
+    """Return what starting a run again will do; nothing is started.
+
+    Args:
+        name: the run.
+        site: name or file of its site, as for `execute`; ``local`` if not given.
+        store: folder of its checkpoints, if it was given one.
+
+    Raises:
+        NotFoundError: there is no such run.
+        ConfigError: it was not started from a script, so it cannot be started again here.
+    """
+    place = _place(site, store)
+    events = list(journal.read(place.runs_folder / name / JOURNAL))
+    tiers = place.open_tiers()
+    found = [Lineage(tiers, lineage) for lineage in lineages(tiers, name)]
+    if not events:
+        raise _no_journal(name, place, [one.id for one in found])
+    newest = {one.id.task: _newest_step(one) for one in found}
+    return RestartPlan(name, last_launch(events, name), tuple(plan(events, newest)))
+
+
+def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
+    """Return how a run was started the last time.
+
+    Raises:
+        ConfigError: not from a script that could be started again.
+    """
+    started = next((one for one in reversed(events) if one["event"] == "run-started"), {})
+    match started.get("argv"), started.get("folder"):
+        case [str(first), *rest], str(folder):
+            script = Path(folder, first)
+            if script.is_file() and script.name not in _NO_SCRIPTS:
+                return Launch(script, tuple(map(str, rest)), Path(folder))
+    raise ConfigError(
+        f"Run {name!r} was started as {started.get('argv')!r} in {started.get('folder')!r}, "
+        f"which is no script that could be started again. Start it in its own way: that is the "
+        f"restart."
+    )
+
+
+def _place(site: str | None, store: Path | None) -> Site:
+    """Return the site as `ckptflow.run` will see it."""
+    chosen = load_site(site or os.environ.get(SITE_VARIABLE) or "local")
+    folder = store or os.environ.get(STORE_VARIABLE)
+    return chosen.with_store(folder) if folder else chosen.at(Path.cwd())
+
+
+def _no_journal(
+    name: str, place: Site, found: Sequence[LineageId]
+) -> NotFoundError | ConfigError:
+    if found:
+        return ConfigError(
+            f"Run {name!r} has checkpoints, but no journal in {place.runs_folder}: it was not "
+            f"started by ckptflow.run(). Start its program again: that is the restart."
+        )
+    known = sorted(path.parent.name for path in place.runs_folder.glob(f"*/{JOURNAL}"))
+    return NotFoundError(
+        f"There is no run {name!r} in {place.runs_folder}; there is "
+        f"{', '.join(known) or 'nothing'}. If it is elsewhere, say --site or --store."
+    )
+
+
+def _newest_step(lineage: Lineage) -> int | None:
+    newest = next(iter(lineage.valid()), None)
+    return newest.id.step if newest else None
+
+
+def _status(code: object) -> tuple[int, str | None]:
+    """Return what Python makes of the argument of ``sys.exit``."""
+    if code is None:
+        return 0, None
+    return (code, None) if isinstance(code, int) else (1, str(code))
+
+
+@contextmanager
+def _stage(launch: Launch, variables: Mapping[str, str]) -> Iterator[None]:
+    """Set the scene that a script expects, and put everything back afterwards."""
+    argv, path, folder = sys.argv, sys.path, Path.cwd()
+    saved = {name: os.environ.get(name) for name in variables}
+    sys.argv = [str(launch.script), *launch.arguments]
+    sys.path = [str(launch.script.parent), *path]
+    os.environ.update(variables)
+    os.chdir(launch.folder)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        sys.argv, sys.path = argv, path
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
