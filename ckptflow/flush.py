@@ -1,8 +1,9 @@
 """Copy checkpoints outward, to tiers that survive more, in the background.
 
 A copy takes the packs first and the manifest last, so that on the outer tier too a checkpoint
-exists only when all of it does. It is idempotent: what is there already, with the right
-size, is not copied again, so an interrupted flush is simply repeated.
+exists only when all of it does. What is read is compared with its digests first: damage is
+not copied outward and called durable there. A copy is idempotent: what is there already, with
+the right size, is not copied again, so an interrupted flush is simply repeated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ckptflow.errors import (
 )
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import ensure_store
+from ckptflow.store.verify import check_pack
 from ckptflow.tiers.tier import Tier
 
 
@@ -85,13 +87,12 @@ def _copy_pack(
             continue
         try:
             data = source.get(key)
-        except (NotFoundError, TierError) as error:
+            check_pack(data, pack, where=f"{key!r} on tier {source.name!r}")
+        except (NotFoundError, TierError, CorruptionError) as error:
             failures.append(error)
             continue
-        if len(data) == pack.size_bytes:
-            target.put(key, [data])
-            return
-        failures.append(CorruptionError(f"{key!r} on tier {source.name!r} is cut short."))
+        target.put(key, [data])
+        return
     raise failures[-1] if failures else NotFoundError(f"No tier holds {key!r}.")
 
 

@@ -6,13 +6,14 @@ another copy is still sound.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckptflow.data import digest
+from ckptflow.data.pack import HEAD, decode_table, table_bytes
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
-from ckptflow.manifest import decode
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.fetch import open_pack
@@ -41,30 +42,52 @@ class CopyReport:
 
 def verify(lineage: Lineage, found: Found) -> list[CopyReport]:
     """Check every copy of a checkpoint: manifest, packs, frames, and the state's roots."""
-    return [verify_copy(tier, lineage.id, found.id) for tier in found.tiers]
+    return [verify_copy(tier, lineage, found.id) for tier in found.tiers]
 
 
-def verify_copy(tier: Tier, lineage: LineageId, checkpoint: CheckpointId) -> CopyReport:
+def verify_copy(tier: Tier, lineage: Lineage, checkpoint: CheckpointId) -> CopyReport:
     """Check the copy of a checkpoint on one tier."""
     problems: list[str] = []
-    key = f"{lineage.prefix}/{checkpoint.manifest_key}"
     try:
-        data = tier.get(key)
-        manifest = decode(data, where=f"{key!r} on tier {tier.name!r}")
-    except (CheckpointError, NotFoundError) as error:
+        manifest = lineage.manifest_on(tier, checkpoint)
+        checked_bytes = tier.size(f"{lineage.id.prefix}/{checkpoint.manifest_key}")
+    except CheckpointError as error:
         return CopyReport(checkpoint, tier.name, 0, (str(error),))
-    checked_bytes = len(data)
     for ref in manifest.packs:
         try:
-            problems += _frame_problems(tier, lineage, ref)
+            problems += _frame_problems(tier, lineage.id, ref)
             checked_bytes += ref.size_bytes
         except (CorruptionError, NotFoundError, TierError) as error:
             problems.append(str(error))
     if manifest.root != checkpoint_root(manifest.regions):
-        problems.append(f"The root of {lineage} {checkpoint} is not that of its regions.")
+        problems.append(f"The root of {lineage.id} {checkpoint} is not that of its regions.")
     if not problems:
         problems += _root_problems(tier, manifest)
     return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems))
+
+
+def check_pack(stored: bytes, ref: PackRef, *, where: str) -> None:
+    """Compare the bytes of a whole pack with what its manifest says of it.
+
+    Raises:
+        CorruptionError: they are not those that were written.
+    """
+    if len(stored) != ref.size_bytes:
+        raise CorruptionError(
+            f"Pack {where} has {len(stored)} bytes instead of {ref.size_bytes}."
+        )
+    frames = decode_table(
+        stored[: len(HEAD)],
+        stored[-table_bytes(ref.frame_count) :],
+        size_bytes=ref.size_bytes,
+        frame_count=ref.frame_count,
+        sealed=ref.table_seal,
+        where=where,
+    )
+    view = memoryview(stored)
+    for frame, (begin, end) in enumerate(itertools.pairwise(frames.offset.tolist())):
+        if digest.digest(view[begin:end]) != frames.digest[frame].tobytes():
+            raise CorruptionError(f"Frame {frame} of pack {where} does not match its digest.")
 
 
 def _frame_problems(tier: Tier, lineage: LineageId, ref: PackRef) -> list[str]:
