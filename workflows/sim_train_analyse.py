@@ -62,29 +62,26 @@ def train(seed: int, steps: int, simulated: Any, ckpt: Any) -> Any:
 
 
 @cf.python_app(key=("seeds",))
-def analyse(
-    seeds: list[int],
-    simulated: list[Any],
-    trained: list[Any],
-    out: str,
-    ckpt: Any,  # noqa: ARG001 - every app gets it; this one is too short to need it.
-) -> str:
-    """Write the figures and ``result.json`` of all seeds into ``out``; return its text."""
+def analyse(seeds: list[int], out: str, inputs: list[Any]) -> None:
+    """Write the figures and ``result.json`` of all seeds into ``out``.
+
+    ``inputs``, Parsl's name for a list of futures to wait for, holds the references of all
+    simulations, then those of all trainings. Too short to need a checkpoint.
+    """
     from pathlib import Path
 
     import report
 
     import ckptflow
 
-    simulations = {seed: ckptflow.load(ref) for seed, ref in zip(seeds, simulated, strict=True)}
-    trainings = {seed: ckptflow.load(ref) for seed, ref in zip(seeds, trained, strict=True)}
+    states = [ckptflow.load(reference) for reference in inputs]
+    simulations = dict(zip(seeds, states[: len(seeds)], strict=True))
+    trainings = dict(zip(seeds, states[len(seeds) :], strict=True))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     report.draw_patterns(simulations, folder / report.FIGURES[0])
     report.draw_training(simulations, trainings, folder / report.FIGURES[1])
-    text = report.result(simulations, trainings)
-    (folder / report.RESULT).write_text(text)
-    return text
+    (folder / report.RESULT).write_text(report.result(simulations, trainings))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *([inherited] if inherited else [])])
     seeds = list(range(options.seeds))
-    with cf.run(options.name, site=options.site, store=options.store or out / "store"):
+    with cf.run(options.name, site=options.site, store=options.store or out / "store") as run:
         simulated = [
             simulate(seed, options.sim_steps, options.size, options.arrays) for seed in seeds
         ]
@@ -104,9 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
             train(seed, options.train_steps, pattern)
             for seed, pattern in zip(seeds, simulated, strict=True)
         ]
-        analyse(seeds, simulated, trained, str(out)).result()
+        analyse(seeds, str(out), inputs=[*simulated, *trained]).result()
+    print(run.summary())
     print(f"{out}/result.json")
-    return 0
+    return run.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
