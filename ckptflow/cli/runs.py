@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,10 @@ from rich.text import Text
 from ckptflow.cli import output
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.output import JsonOption
+from ckptflow.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from ckptflow.cli.demo import DemoResult
     from ckptflow.workflow.script import Launch, Outcome, RestartPlan
 
 SiteOption = Annotated[
@@ -104,17 +108,49 @@ def demo(
 
     The last line is `demo: PASS …` or `demo: FAIL …`, and the exit status says the same.
     """
-    from ckptflow.cli.demo import run_demo, tables
+    from ckptflow.cli.demo import DemoResult, run_demo, tables
 
-    result = run_demo(out, console=output.stderr(), site=site)
+    try:
+        result = run_demo(out, console=output.stderr(), site=site)
+    except CheckpointError as error:
+        result = DemoResult(out=out, failure=f"({error.kind}) {error}")
 
     def text(console: Console) -> None:
         for table in tables(result):
-            console.print(table)
-        console.print(result.line)
+            if table.row_count:
+                console.print(table)
+        for line in _things_to_try(result):
+            console.print(Text(line))
+        console.print(Text(result.line))
 
     output.show(result, text, as_json=json_output)
     return ExitCode.OK if result.passed else ExitCode.FAILED
+
+
+def _things_to_try(result: DemoResult) -> list[str]:
+    """Return what to look at in what a demo has left, and with which commands."""
+    out = result.out
+    if not result.holdings:
+        return []
+    task = result.holdings[-1].task
+    commands = (
+        "ls", "ls disturbed/{task}", "diff undisturbed/{task} disturbed/{task}", "verify",
+        "restart disturbed --dry-run", "export disturbed/{task} {task}.npz",
+        "prune --keep 1 --dry-run",
+    )  # fmt: skip
+    store = shlex.quote(str(out / "store"))
+    return [
+        f"figures, results, logs and the store are in {out}; try",
+        *(f"  {_program()} {line.format(task=task)} --store {store}" for line in commands),
+    ]
+
+
+def _program() -> str:
+    """Return what a user has to type to get this command line."""
+    if shutil.which("ckptflow"):
+        return "ckptflow"
+    started = sys.argv[0]
+    return started if Path(started).name == "ckptflow" else "python -m ckptflow.cli"
 
 
 def _execute(
