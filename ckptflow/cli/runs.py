@@ -177,14 +177,9 @@ def _execute(
 
 def _exit_code(outcome: Outcome) -> int:
     """Return the script's own status if it is not 0, or else how the run went."""
-    from ckptflow.workflow.summary import TASK_FAILED
-
-    if outcome.status:
+    if outcome.status or outcome.summary is None:
         return outcome.status
-    summary = outcome.summary
-    if summary is None or summary.exit_code == 0:
-        return int(ExitCode.OK)
-    return int(ExitCode.FAILED if summary.exit_code == TASK_FAILED else ExitCode.STORAGE)
+    return outcome.summary.exit_code
 
 
 def _print_plan(console: Console, plan: RestartPlan) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ckptflow import errors
 from ckptflow.cli.exit_codes import MEANING, OF_ERROR, ExitCode, exit_code
+from ckptflow.workflow import summary
 
 ERRORS = [
     kind
@@ -47,6 +48,15 @@ def test_an_error_of_the_user_s_own_goes_with_its_parent() -> None:
         pass
 
     assert exit_code(MeshError("mesh")) is ExitCode.DAMAGED
+
+
+def test_a_run_speaks_of_itself_in_the_same_codes() -> None:
+    assert [summary.OK, summary.TASK_FAILED, summary.SAVE_FAILED, summary.UNFINISHED] == [
+        ExitCode.OK,
+        ExitCode.FAILED,
+        ExitCode.STORAGE,
+        ExitCode.UNFINISHED,
+    ]
 
 
 def test_the_page_has_the_same_table(repository: Path) -> None:
