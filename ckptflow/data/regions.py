@@ -357,21 +357,35 @@ def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
 
     One side of a pair is all slots that are the same array in checkpoint and state.
     """
-    same: dict[tuple[int, int, Layout], list[Slot]] = {}
+    same: dict[tuple[object, ...], list[Slot]] = {}
+    layouts: list[Layout] = []
     for slot in slots:
         assert slot.live is not None
-        same.setdefault((slot.spec.region, _base(slot), slot.live.layout), []).append(slot)
-    items = list(same.items())
+        layout = slot.live.layout
+        key = (slot.spec.region, slot.stored, layout)
+        if key not in same:
+            layouts.append(layout)
+        same.setdefault(key, []).append(slot)
+    groups = list(same.values())
+    frames = [_frame(group[0]) for group in groups]
     found: list[tuple[int, int]] = []
-    for block in blocks([layout for (_, _, layout), _ in items]):
-        for first, second in combinations(block.members, 2) if _differ(items, block) else ():
-            (*one, layout), _ = items[first]
-            (*other, other_layout), _ = items[second]
-            if one != other and share_memory(layout, other_layout):
+    for block in blocks(layouts):
+        if len({frames[i] for i in block.members}) == 1:
+            continue  # As in the checkpoint, which is nearly always so.
+        for first, second in combinations(block.members, 2):
+            apart = frames[first] != frames[second]
+            if apart and share_memory(layouts[first], layouts[second]):
                 found.append((first, second))
-    return [(items[first][1], items[second][1]) for first, second in found]
+    return [(groups[first], groups[second]) for first, second in found]
 
 
-def _differ(items: list[tuple[tuple[int, int, Layout], list[Slot]]], block: Block) -> bool:
-    """Tell whether the arrays of a block lay otherwise in the checkpoint; mostly they do not."""
-    return len({items[i][0][:2] for i in block.members}) > 1
+def _frame(slot: Slot) -> object:
+    """Return what two targets have in common if each byte is the same one for both.
+
+    That is the region and where it would start, given that the strides are the stored ones.
+    """
+    assert slot.live is not None
+    own = slot.live.layout.strides_bytes
+    if same_strides(slot.stored.shape, own, slot.stored.strides_bytes):
+        return slot.spec.region, _base(slot)
+    return slot.spec.region, slot.stored, slot.live.layout

@@ -180,3 +180,35 @@ def test_planning_changes_nothing_whether_it_fits_or_not(
     with suppress(StateError):
         plan_restore(structure, [len(copy) for copy in copies], other)
     assert saved(other) == before
+
+
+@st.composite
+def views(draw: st.DrawFn, count: int) -> list[np.ndarray[Any, Any]]:
+    """Arrays of four numbers cut out of one memory, or of two: many of them overlap."""
+    memory = np.random.default_rng(draw(st.integers(0, 99))).standard_normal((2, 24))
+    cut = []
+    for _ in range(count):
+        step = draw(st.sampled_from([1, 2, 3, 5, -1, -2]))
+        first = draw(st.integers(max(0, -3 * step), min(23, 23 - 3 * step)))
+        row = memory[draw(st.integers(0, 1))]
+        cut.append(np.lib.stride_tricks.as_strided(row[first:], (4,), (8 * step,)))
+    return cut
+
+
+def sharing(arrays: list[np.ndarray[Any, Any]]) -> list[bool]:
+    return [np.shares_memory(a, b) for a in arrays for b in arrays]
+
+
+@given(views(6))
+def test_what_shared_memory_shares_it_again(state: list[np.ndarray[Any, Any]]) -> None:
+    back = restored(saved(state))
+    assert same(back, state)
+    assert sharing(back) == sharing(state)
+
+
+@given(views(6), views(6))
+def test_whatever_shares_memory_in_the_target_each_array_gets_its_own_values(
+    state: list[np.ndarray[Any, Any]], target: list[np.ndarray[Any, Any]]
+) -> None:
+    stored = saved(state)
+    assert same(restored(stored, target), restored(stored))
