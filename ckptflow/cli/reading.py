@@ -17,6 +17,7 @@ from ckptflow.cli.output import JsonOption
 from ckptflow.data.leaves import shown
 from ckptflow.model import LineageId
 from ckptflow.store.compare import ArrayChange, Comparison, Values, compare
+from ckptflow.store.find import is_there
 from ckptflow.store.verify import CopyReport, verify
 from ckptflow.units import format_bytes
 
@@ -47,7 +48,11 @@ def verify_command(
     reports: list[tuple[LineageId, CopyReport]] = []
     with output.progress() as bar:
         for lineage, found in bar.track(chosen, description="verify"):
-            reports += [(lineage.id, report) for report in verify(lineage, found)]
+            reports += [
+                (lineage.id, report)
+                for tier, report in zip(found.tiers, verify(lineage, found), strict=True)
+                if report.sound or is_there(tier, lineage.id, found.id)
+            ]
     output.show(
         {
             "sound": all(report.sound for _, report in reports),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ckptflow.errors import NotFoundError
-from ckptflow.model import LineageId
+from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.tiers.tier import Tier
 
@@ -82,6 +82,19 @@ def find_checkpoint(
             f"{lineage.id} has no {which} in {_named(lineage.tiers)}; it has {_listed(steps)}."
         )
     return min(matching, key=lambda one: one.void)  # Stable: they come newest first.
+
+
+def is_there(tier: Tier, lineage: LineageId, checkpoint: CheckpointId) -> bool:
+    """Tell whether a tier holds the manifest of a checkpoint, at this moment.
+
+    Who found something wrong with one asks again: a live run prunes, manifests first, so what
+    has lost its manifest since it was listed was deleted, and not damaged.
+    """
+    try:
+        tier.size(f"{lineage.prefix}/{checkpoint.manifest_key}")
+    except NotFoundError:
+        return False
+    return True
 
 
 def _named(tiers: Sequence[Tier]) -> str:

@@ -1,16 +1,19 @@
 """What a store holds, in numbers: lineages at a glance, and the checkpoints of one of them.
 
 Reads manifests and lists keys; never a pack. A manifest that cannot be read is part of the
-answer, not its end. ``tests/unit/test_survey.py``.
+answer, not its end; what a live run prunes meanwhile is left out.
+``tests/unit/test_survey.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptflow.errors import CorruptionError, FormatError
+from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.find import is_there
+from ckptflow.tiers.tier import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,8 @@ def survey_checkpoints(lineage: Lineage) -> list[CheckpointSummary]:
     Raises:
         TierError: no tier could be listed.
     """
-    return [_summary(lineage, found) for found in lineage.checkpoints()]
+    summaries = (_summary(lineage, found) for found in lineage.checkpoints())
+    return [one for one in summaries if one is not None]
 
 
 def survey_lineage(lineage: Lineage) -> LineageSummary:
@@ -92,17 +96,26 @@ def survey_lineage(lineage: Lineage) -> LineageSummary:
         attempts=len(lineage.attempts()),
         state_bytes=sum(manifest.state_bytes for manifest in manifests),
         stored_bytes={
-            tier.name: sum(tier.size(key) for key in tier.iter_keys(lineage.id.prefix))
+            tier.name: sum(_size(tier, key) for key in tier.iter_keys(lineage.id.prefix))
             for tier in lineage.tiers
         },
     )
 
 
-def _summary(lineage: Lineage, found: Found) -> CheckpointSummary:
+def _size(tier: Tier, key: str) -> int:
+    try:
+        return tier.size(key)
+    except NotFoundError:
+        return 0
+
+
+def _summary(lineage: Lineage, found: Found) -> CheckpointSummary | None:
     manifest, problem = None, None
     try:
         manifest = lineage.manifest(found)
     except (CorruptionError, FormatError) as error:
+        if not any(is_there(tier, lineage.id, found.id) for tier in found.tiers):
+            return None
         problem = "; ".join([str(error), *getattr(error, "__notes__", ())])
     return CheckpointSummary(
         id=found.id,

@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import ckptflow as cf
-from ckptflow.cli import app
+from ckptflow.cli import app, reading
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.catalog import Lineage
+from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.verify import CopyReport
 from ckptflow.tiers.posix import PosixTier
 
 STEPS = 4
@@ -217,6 +218,22 @@ def test_verify_finds_damage_and_says_where(cli: Cli, store: Path) -> None:
     damaged = {copy["step"] for copy in found["copies"] if copy["problems"]}
     assert {3, 4} >= damaged >= {3}
     assert cli("verify", "exp/a@1").exit_code == 0
+
+
+def test_verify_passes_over_what_a_live_run_prunes(
+    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the oldest one goes while it is the newest one's turn."""
+    real = reading.verify
+
+    def verify_while_pruning(lineage: Lineage, found: Found) -> list[CopyReport]:
+        PosixTier(store).delete(f"{lineage.id.prefix}/{CheckpointId(1, 1).manifest_key}")
+        return real(lineage, found)
+
+    monkeypatch.setattr(reading, "verify", verify_while_pruning)
+    found = cli.json("verify", "exp/a")
+    assert [copy["step"] for copy in found["copies"]] == [4, 3, 2]
+    assert found["sound"] is True
 
 
 # --- diff ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.find import find_checkpoint, find_lineage, find_run
+from ckptflow.store.find import find_checkpoint, find_lineage, find_run, is_there
 from ckptflow.tiers.memory import MemoryTier
 
 STATE = {"w": np.arange(8.0)}
@@ -90,3 +90,10 @@ def test_nothing_that_counts(tier: MemoryTier) -> None:
         NotFoundError, match="has no checkpoint in tier 'pfs'; it has 5 \\(void\\)"
     ):
         find_checkpoint(lineage)
+
+
+def test_is_there(tier: MemoryTier) -> None:
+    lineage = LineageId("exp", "a")
+    assert is_there(tier, lineage, CheckpointId(20, 1))
+    tier.delete(f"{lineage.prefix}/{CheckpointId(20, 1).manifest_key}")
+    assert not is_there(tier, lineage, CheckpointId(20, 1))

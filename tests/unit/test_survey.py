@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -54,6 +54,26 @@ def test_an_unreadable_manifest_is_part_of_the_answer(
     assert "has no sound copy" in one.problem
     found = survey_lineage(lineage)
     assert (found.newest, found.saved, found.state_bytes) == (CheckpointId(1, 1), None, 0)
+
+
+class Pruning(MemoryTier):
+    """Loses the oldest checkpoint as soon as its keys have been listed."""
+
+    def iter_keys(self, prefix: str) -> Iterator[str]:
+        keys = list(super().iter_keys(prefix))
+        for key in keys:
+            if "000000000001.00000001" in key:
+                self.delete(key)
+        yield from keys
+
+
+def test_what_is_pruned_meanwhile_is_left_out(save_state: Callable[..., Lineage]) -> None:
+    tier = Pruning("disk")
+    save_state(tier, "exp/a", 1, STATE)
+    lineage = save_state(tier, "exp/a", 2, STATE)
+    assert [one.id.step for one in survey_checkpoints(lineage)] == [2]
+    save_state(tier, "exp/a", 1, STATE)
+    assert survey_lineage(lineage).checkpoints == 1
 
 
 def test_nothing_saved_yet() -> None:
