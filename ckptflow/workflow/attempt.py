@@ -15,11 +15,14 @@ carry the user's results and nothing else.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import io
 import json
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -27,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import dill  # type: ignore[import-untyped]
@@ -178,10 +182,30 @@ class TaskFunction:
         return self._function(*args, **kwargs)
 
 
+class _ModulesByName(dill.Pickler):  # type: ignore[misc]
+    """Lets the worker import the modules that a function uses.
+
+    dill would send all that is in them, unless they lie where packages are installed: not so
+    those in a source tree, an editable install of ckptflow among them.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler.reducer_override`."""
+        if (
+            isinstance(obj, ModuleType)
+            and obj.__name__ != "__main__"
+            and sys.modules.get(obj.__name__) is obj
+        ):
+            return importlib.import_module, (obj.__name__,)
+        return NotImplemented
+
+
 def _pack_function(function: Callable[..., Any]) -> bytes:
     if function.__module__ == "__main__":
         try:
-            return bytes(dill.dumps(function, recurse=True))
+            buffer = io.BytesIO()
+            _ModulesByName(buffer, recurse=True).dump(function)
+            return buffer.getvalue()
         except Exception as error:  # noqa: BLE001  Pickling runs code of whatever it meets.
             _log.warning(
                 "%s() uses something of the script that cannot be sent to workers (%s: %s); "
