@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.syspath_prepend(tmp_path)
     main = types.ModuleType("__main__")
     exec(compile(SCRIPT, "script.py", "exec"), main.__dict__)
-    sys.modules["heavy"].lock = threading.Lock()  # type: ignore[attr-defined]
+    sys.modules["heavy"].stream = (one for one in ())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "__main__", main)
     return main.__dict__
 
