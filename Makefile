@@ -42,7 +42,7 @@ test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Run the test suite (SLOW=1 for all
 
 bench: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Measure every claim (ARGS=--quick for short runs).
 	@mkdir -p bench/results
-	@set -e; for script in bench/*.py; do \
+	@set -e; for script in $$(grep -l __main__ bench/*.py); do \
 	    name=$$(basename $$script .py); echo "== $$name"; \
 	    $(BIN)/python $$script --json bench/results/$$name.json $(ARGS); \
 	done

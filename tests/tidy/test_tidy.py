@@ -47,14 +47,15 @@ EMPTY_NAMES = {
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/writer.py",
     "ckptflow/flush.py",
-    "ckptflow/workflow/apps.py",
+    "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
+    "ckptflow/workflow/run.py",
 }
 
-# Results of tasks travel, and are remembered, as pickles, since Parsl's own do. None of it is
-# read to restore a state.
-MAY_UNPICKLE = {"ckptflow/workflow/memo.py", "ckptflow/workflow/portable.py"}
+# Functions and results of tasks travel, and results are remembered, as pickles, since Parsl's
+# own do. None of it is read to restore a state.
+MAY_UNPICKLE = {f"ckptflow/workflow/{module}.py" for module in ("attempt", "memo", "portable")}
 
 
 def name(path: Path) -> str:

@@ -7,8 +7,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 from pydantic import BaseModel
+from typer.core import TyperGroup
 
+from ckptflow.cli import app
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.site import ExecutorModel, PolicyModel, Site, TierModel
@@ -71,3 +74,36 @@ def test_the_defaults_of_the_policy_are_those_of_the_page() -> None:
     shown = rows("`[policy]`")
     assert parse_interval(shown["every"].strip(" `")) == DEFAULT_INTERVAL
     assert parse_retention(int(shown["keep"])) == Retention()
+
+
+def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
+    page = (REFERENCE / "cli.md").read_text()
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    shared = {"--help", "--json", "--store", "--site"}
+    lacking = set()
+    for name, command in group.commands.items():
+        section = re.search(
+            rf"^### `ckptflow {name}\b.*?(?=^##|\Z)", page, re.DOTALL | re.MULTILINE
+        )
+        text = section[0] if section else ""
+        options = {
+            option for param in command.params for option in param.opts if "--" in option
+        }
+        lacking |= {f"{name} {option}" for option in options - shared if option not in text}
+        lacking |= set() if section else {name}
+    assert lacking == set()
+
+
+def test_the_page_on_the_command_line_names_nothing_else() -> None:
+    page = (REFERENCE / "cli.md").read_text()
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    known = {
+        option
+        for command in group.commands.values()
+        for p in command.params
+        for option in p.opts
+    }
+    assert set(re.findall(r"`(--[a-z-]+)`", page)) <= known
+    assert set(re.findall(r"^### `ckptflow (\w+)", page, re.MULTILINE)) == set(group.commands)
