@@ -417,8 +417,9 @@ class Checkpointer:
             or not 0 <= step <= STEP_MAX
         ):
             raise ConfigError(f"A step is an integer from 0 to {STEP_MAX}, not {step!r}.")
-        numbers = {}
-        for name, value in (metrics or {}).items():
+        given: Mapping[Any, Any] = metrics or {}
+        numbers: dict[str, float] = {}
+        for name, value in given.items():
             if not isinstance(value, Real) or not isinstance(name, str):
                 raise ConfigError(f"Metric {name!r} is {value!r}; metrics are numbers by name.")
             numbers[name] = float(value)

@@ -57,7 +57,7 @@ def test_posix_files_and_folders_are_private(tmp_path: Path) -> None:
 
 def test_posix_root_may_not_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
-    with pytest.raises(ConfigError, match="'nvme' needs a folder, but .*store is a file"):
+    with pytest.raises(ConfigError, match=r"'nvme' needs a folder, but .*store is a file"):
         PosixTier(tmp_path / "store", name="nvme")
 
 

@@ -26,13 +26,12 @@ def table_of(rows: list[tuple[int, int, int, bool]]) -> ExtentTable:
     length, source, pack = [], [], []
     for size, where, number, continues in rows:
         if continues and length:
-            number = pack[-1]
-            where = source[-1] if number == FILL else source[-1] + length[-1]
-        elif number != FILL:
-            where %= 1 << 40
+            source.append(source[-1] if pack[-1] == FILL else source[-1] + length[-1])
+            pack.append(pack[-1])
+        else:
+            source.append(where if number == FILL else where % (1 << 40))
+            pack.append(number)
         length.append(size)
-        source.append(where)
-        pack.append(number)
     return ExtentTable(
         np.array(length, np.uint64), np.array(source, np.uint64), np.array(pack, np.uint32)
     )

@@ -2,8 +2,8 @@
 
 Method: a store with three checkpoints is cloned for every case. One object is cut short or one
 of its bits flipped, at each of 101 places (every tenth of them in a quick run), or it is taken
-away. What is restored then must be, bit for bit, the state of the step that it claims to be; with
-a second copy it is the newest step; and what was skipped is told.
+away. What is restored then must be, bit for bit, the state of the step that it claims to
+be; with a second copy it is the newest step; and what was skipped is told.
 """
 
 from __future__ import annotations
