@@ -16,6 +16,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -191,13 +192,12 @@ def _leave_alone(execution: Execution, _say: _Say) -> None:
 
 def _disturb(execution: Execution, say: _Say) -> None:
     execution.start()
-    kills: list[tuple[Callable[[str], list[Loss]], str]] = [
-        (execution.kill_worker, "simulate"),
-        (execution.kill_worker, "train"),
-        (execution.kill_main, "train"),
-    ]
-    for kill, app in kills:
-        losses = kill(app)
+    for kill in (
+        partial(execution.kill_worker, "simulate", done=0.3),
+        partial(execution.kill_worker, "train", done=0.2),
+        partial(execution.kill_main, "train", done=0.4),
+    ):
+        losses = kill()
         newest = ", ".join(f"{loss.task} step {loss.newest.step}" for loss in losses)
         say(f"kill {execution.kills}: SIGKILL to {losses[0].victim}; committed: {newest}")
     say("the same command again")

@@ -35,6 +35,8 @@ POLL_S = 0.05
 TOKEN = "CKPTFLOW_DEMO"  # noqa: S105 - the name of an environment variable.
 DONE_FRACTION_MAX = 0.8
 """A task that has done more than this part may end before the signal reaches it."""
+STRIKE_WITHIN_S = 1.0
+"""A kill strikes at a random moment between two checkpoints, but no later than this."""
 LOG = "output.log"
 
 T = TypeVar("T")
@@ -46,8 +48,8 @@ class Workload:
 
     seeds: int = 2
     size: int = 256
-    sim_steps: int = 12_000
-    train_steps: int = 24_000
+    sim_steps: int = 10_000
+    train_steps: int = 20_000
 
     @property
     def options(self) -> list[str]:
@@ -152,10 +154,17 @@ class Execution:
 
     # --- kills ---
 
-    def kill_worker(self, app: str) -> list[Loss]:
-        """Kill the worker of a task of ``app``, and wait until the task has resumed."""
-        what = f"a task {app!r} to interrupt"
-        task = self._until(lambda: self.interruptible(app), what)[0]
+    def kill_worker(self, app: str, *, done: float) -> list[Loss]:
+        """Kill the worker of a task of ``app``, and wait until the task has resumed.
+
+        Args:
+            app: name of the app.
+            done: part of its steps that the task has to have done.
+
+        Raises:
+            WorkflowError: there was nothing to kill, or the task did not resume.
+        """
+        task = self._victim(app, done)
         attempt = task.attempts()[-1]
         pid = _claimed_pid(attempt)
         _kill(pid)
@@ -171,28 +180,39 @@ class Execution:
         )
         return losses
 
-    def kill_main(self, app: str) -> list[Loss]:
-        """Kill the script and all that it started, as the end of an allocation does."""
-        self._until(lambda: self.interruptible(app), f"a task {app!r} to interrupt")
+    def kill_main(self, app: str, *, done: float) -> list[Loss]:
+        """Kill the script and all that it started, as the end of an allocation does.
+
+        Args:
+            app: name of an app of which a task has to be interrupted.
+            done: part of its steps that the task has to have done.
+
+        Raises:
+            WorkflowError: there was nothing to kill.
+        """
+        self._victim(app, done)
+        running = [task for task in self.tasks() if self._runs(task.attempts())]
         main = self._started
         main.kill()
         self.kill_all()
-        losses = self._note_kill(self.tasks(), f"main process {main.pid} and its workers")
+        losses = self._note_kill(running, f"main process {main.pid} and its workers")
         if not losses:
             raise self._failure("had ended every task when the signal came")
         return losses
 
-    def interruptible(self, app: str) -> list[Lineage]:
-        """Return tasks of ``app`` whose attempt runs, has committed, and goes on a while."""
+    def interruptible(self, app: str, done: float = 0.0) -> list[Lineage]:
+        """Return tasks of ``app`` whose attempt runs, has committed, and goes on a while.
+
+        ``done`` is the part of its steps that a task has to have done.
+        """
         return [
             task
             for task in self.tasks()
             if task.id.task.startswith(f"{app}-")
             and (newest := _newest(task)) is not None
-            and newest.id.step <= DONE_FRACTION_MAX * self.work.steps(task.id.task)
-            and _is_open(attempts := task.attempts())
+            and done <= newest.id.step / self.work.steps(task.id.task) <= DONE_FRACTION_MAX
+            and self._runs(attempts := task.attempts())
             and newest.id.attempt == attempts[-1].attempt
-            and self._owns(_claimed_pid(attempts[-1]))
         ]
 
     # --- the store ---
@@ -221,6 +241,13 @@ class Execution:
 
     # --- inside ---
 
+    def _victim(self, app: str, done: float) -> Lineage:
+        """Return a task to interrupt, at a random moment between two of its checkpoints."""
+        what = f"a task {app!r} to interrupt"
+        task = self._until(lambda: self.interruptible(app, done), what)[0]
+        time.sleep(_pace_s(task) * secrets.randbelow(1000) / 1000)
+        return self._until(lambda: self.interruptible(app, done), what)[0]
+
     @property
     def _started(self) -> subprocess.Popen[bytes]:
         assert self._main is not None, "the script was started"
@@ -232,6 +259,10 @@ class Execution:
             return bool(psutil.Process(pid).environ().get(TOKEN) == self._token)
         except (psutil.Error, ValueError, OSError):  # Gone, a zombie, or somebody else's.
             return False
+
+    def _runs(self, attempts: list[AttemptRecord]) -> bool:
+        """Return whether the last attempt has not ended, and its process lives."""
+        return _is_open(attempts) and self._owns(_claimed_pid(attempts[-1]))
 
     def _note_kill(self, tasks: list[Lineage], victim: str) -> list[Loss]:
         """Note what open tasks lost. Their processes are gone: nothing commits any more."""
@@ -293,6 +324,13 @@ def _claimed_pid(record: AttemptRecord) -> int:
 
 def _age_s(created: str, now: datetime) -> float:
     return max(0.0, (now - datetime.fromisoformat(created)).total_seconds())
+
+
+def _pace_s(task: Lineage) -> float:
+    """Return the time between the two newest checkpoints of ``task``."""
+    created = [datetime.fromisoformat(task.manifest(one).created) for one in task.valid()[:2]]
+    pace_s = (created[0] - created[-1]).total_seconds() if created else 0.0
+    return min(max(0.0, pace_s), STRIKE_WITHIN_S)
 
 
 def _kill(pid: int) -> None:
