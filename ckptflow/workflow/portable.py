@@ -14,6 +14,7 @@ so ``except MyError`` works although the worker has only a copy of that class.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -111,6 +112,9 @@ def _parcel(error: Exception, task: str) -> ErrorParcel:
         blob = _pack(_taken_apart(error, _CAUSES_MAX))
     except Exception:  # noqa: BLE001  Pickling runs the user's code; the summary suffices.
         blob = None
+    # Importing parsl.app.python makes tblib pickle every exception class that exists by then,
+    # in a way that takes along what the parcel is there to protect: the context.
+    copyreg.dispatch_table.pop(ErrorParcel, None)
     return ErrorParcel(blob, _summary(error, task))
 
 

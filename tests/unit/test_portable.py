@@ -231,3 +231,13 @@ def test_classes_of_the_script_are_found_by_name(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stdout == "ok\n", done.stderr
+
+
+def test_nothing_leaks_past_the_parcel_when_tblib_is_set_up_late() -> None:
+    """As on a worker whose task imports a module that makes apps."""
+    import tblib.pickling_support
+
+    tblib.pickling_support.install()
+    arrived = carried(ValueError("holds", (one for one in ())))
+    assert isinstance(arrived, RemoteTaskError)
+    assert arrived.type_name == "ValueError"
