@@ -107,3 +107,25 @@ def test_the_page_on_the_command_line_names_nothing_else() -> None:
     }
     assert set(re.findall(r"`(--[a-z-]+)`", page)) <= known
     assert set(re.findall(r"^### `ckptflow (\w+)", page, re.MULTILINE)) == set(group.commands)
+
+
+def test_commands_shown_on_pages_can_be_typed() -> None:
+    """Each `ckptflow ...` in a fenced block names a command and options that it has."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    root = REFERENCE.parents[1]
+    wrong = []
+    for page in (root / "README.md", *(root / "docs").rglob("*.md")):
+        blocks = re.findall(r"(?ms)^```\w*\n(.*?)^```", page.read_text())
+        for line in "\n".join(blocks).splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] != ["ckptflow"]:
+                continue
+            command = group.commands.get(words[1])
+            known = (
+                {option for one in command.params for option in one.opts} if command else set()
+            )
+            named = {word for word in words[2:] if word.startswith("--")}
+            if command is None or not named <= known:
+                wrong.append(f"{page.name}: {line}")
+    assert wrong == []
