@@ -134,7 +134,8 @@ def _outworn(parts: Sequence[_Parts], base: Base) -> NDArray[np.bool_]:
     """Tell, for each pack of the base, whether what is left of it is better written anew.
 
     This bounds the objects that a restore opens, and the dead bytes that old packs carry,
-    at the price of writing at most a quarter of each pack once more.
+    at the price of writing at most a quarter of each pack once more, and small packs together
+    when there are too many.
     """
     packs = base.manifest.packs
     live = np.zeros(len(packs))
@@ -143,10 +144,17 @@ def _outworn(parts: Sequence[_Parts], base: Base) -> NDArray[np.bool_]:
         weights = part.kept.length[data].astype(np.float64)
         live += np.bincount(part.kept.pack[data], weights=weights, minlength=len(packs))
     outworn = live < LIVE_FRACTION_MIN * np.array([pack.plain_bytes for pack in packs])
-    surplus = len(packs) - int(outworn.sum()) - PACKS_MAX
-    if surplus > 0:
-        fewest_first = np.argsort(np.where(outworn, np.inf, live), kind="stable")
-        outworn[fewest_first[:surplus]] = True
+    left = len(packs) - int(outworn.sum())
+    if left > PACKS_MAX:
+        fewest_first = np.argsort(np.where(outworn, np.inf, live), kind="stable")[:left]
+        moved = np.cumsum(live[fewest_first])
+        count = left - PACKS_MAX
+        # If only the surplus moved, every save would write a whole small pack again, and those
+        # grow with each. Where a pack goes with all that together are as large, its bytes move
+        # once per doubling.
+        while count < left and live[fewest_first[count]] <= moved[count - 1]:
+            count += 1
+        outworn[fewest_first[:count]] = True
     return outworn
 
 
