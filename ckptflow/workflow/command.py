@@ -110,6 +110,11 @@ class AttachedCheckpointer(Checkpointer):
             stop=watch,
             **objects,
         )
+        # The first program of a command says where the attempt went on from; others must not.
+        self._resume_recorded = any(
+            record.attempt == self.attempt and record.resume is not None
+            for record in self.lineage.attempts()
+        )
 
     def __enter__(self) -> Self:
         return self

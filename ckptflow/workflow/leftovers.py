@@ -35,8 +35,12 @@ class Leftover:
 
 
 def mark(run_folder: Path, session: str) -> dict[str, str]:
-    """Return the variables that what a run starts carries in its environment."""
-    return {RUN_FOLDER: str(run_folder), SESSION: session}
+    """Return the variables that what a run starts carries in its environment.
+
+    The third keeps setproctitle, which Parsl's interchange uses, from writing the title over
+    the environment, where nobody could read the other two.
+    """
+    return {RUN_FOLDER: str(run_folder), SESSION: session, "SPT_NOENV": "1"}
 
 
 def end_leftovers(

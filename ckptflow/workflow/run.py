@@ -34,7 +34,7 @@ from parsl.dataflow.futures import AppFuture
 from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.checkpointer import CheckpointWarning
-from ckptflow.errors import CheckpointError, ConfigError
+from ckptflow.errors import CheckpointError, ConfigError, Preempted
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
 from ckptflow.store.catalog import AttemptRecord, Lineage
@@ -52,6 +52,7 @@ from ckptflow.workflow.summary import (
     FAILED,
     FINISHED,
     REUSED,
+    STOPPED,
     RunSummary,
     TaskReport,
     summarise,
@@ -199,7 +200,7 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """0: all well. 1: a task failed. 3: all tasks finished, but a save failed."""
+        """The exit code, see `RunSummary.exit_code`."""
         return self.summary().exit_code
 
     def _start(self) -> None:
@@ -237,7 +238,7 @@ class Run:
             run_dir=self.folder / PARSL,
             retries=self._retries,
             retry_handler=RetryHandler(
-                self._user_handler, progress=self._newest_step, notice=self._retried
+                self._user_handler, progress=self._newest_step, notice=self._try_failed
             ),
             memoizer=self._memoizer,
             environment=mark(self.folder, self.session),
@@ -354,14 +355,14 @@ class Run:
             self._names[number] = name
         return self._names[number]
 
-    def _retried(self, record: TaskRecord, error: Exception, price: Price) -> None:
+    def _try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
         name = self._name_of(record)
         with self._guard:
             report = self._report(name)
             report.lost += isinstance(error, LOST)
             report.preempted += price.cost == 0.0
         self._note(
-            "task-retried",
+            "task-try-failed",
             task=name,
             id=record["id"],
             error=_one_line(error),
@@ -376,7 +377,8 @@ class Run:
         with self._guard:
             report = self._report(name)
             if error is not None:
-                report.status, report.error = FAILED, _one_line(error)
+                report.status = STOPPED if isinstance(error, Preempted) else FAILED
+                report.error = _one_line(error)
             elif record["from_memo"]:
                 report.status = REUSED if report.tries == 0 else FINISHED
             else:

@@ -12,10 +12,10 @@ from typing import Any
 from ckptflow.store.catalog import AttemptRecord
 from ckptflow.units import format_bytes
 
-OK, TASK_FAILED, SAVE_FAILED = 0, 1, 3
-"""Exit codes of a run: all well; a task failed; all tasks finished, but a save failed."""
+OK, TASK_FAILED, SAVE_FAILED, UNFINISHED = 0, 1, 5, 7
+"""Exit codes of a run; the command line has the same numbers for the same things."""
 
-FINISHED, REUSED, FAILED, OPEN = "finished", "reused", "failed", "open"
+FINISHED, REUSED, STOPPED, FAILED, OPEN = "finished", "reused", "stopped", "failed", "open"
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ class TaskReport:
 
     Attributes:
         task: its name.
-        status: finished, reused (its result was remembered), failed, or open.
+        status: finished, reused (its result was remembered), stopped (in time, with its state
+            saved), failed, or open.
         tries: how often it was launched, in this life of the run.
         lost: tries that ended with their worker or node.
         preempted: tries that stopped in time.
@@ -60,8 +61,11 @@ class TaskReport:
                 break
             ours.insert(0, one)
         for one in ours:
+            # One that went on and stopped before it saved anything says so at its end only.
             if one.resume:
                 self.resumed_steps.append(one.resume.get("step"))
+            elif one.end:
+                self.resumed_steps.append(one.end.get("resumed_step"))
             self._add_end(one.end or {})
         if self.status == FINISHED and attempts and attempts[-1].claim and not attempts[-1].end:
             self.failures.append(
@@ -99,9 +103,16 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0: all well. 1: a task failed. 3: all tasks finished, but a save failed."""
-        if any(one.status in (FAILED, OPEN) for one in self.tasks):
+        """Return the exit code.
+
+        0: all well. 1: a task failed. 7: none failed, but some stopped in time; start again.
+        5: all tasks finished, but a save failed, or something beside the tasks did.
+        """
+        statuses = {one.status for one in self.tasks}
+        if statuses & {FAILED, OPEN}:
             return TASK_FAILED
+        if STOPPED in statuses:
+            return UNFINISHED
         return SAVE_FAILED if self.failures else OK
 
     def count(self, status: str) -> int:
@@ -120,7 +131,7 @@ class RunSummary:
     def __str__(self) -> str:
         counts = [
             f"{number} {status}"
-            for status in (FINISHED, REUSED, FAILED, OPEN)
+            for status in (FINISHED, REUSED, STOPPED, FAILED, OPEN)
             if (number := self.count(status))
         ]
         lines = [f"run {self.run}: {', '.join(counts) or 'no tasks'}"]
@@ -130,7 +141,7 @@ class RunSummary:
 
 
 def _is_news(report: TaskReport) -> bool:
-    return report.tries > 1 or report.status in (FAILED, OPEN) or bool(report.failures)
+    return report.tries > 1 or report.status in (STOPPED, FAILED, OPEN) or bool(report.failures)
 
 
 def _line(report: TaskReport) -> str:

@@ -15,10 +15,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import zmq
+from parsl.executors.high_throughput.errors import (
+    CommandClientBadError,
+    CommandClientTimeoutError,
+)
+
 from ckptflow.errors import WorkflowError
 from ckptflow.workflow.lock import RENEW_EVERY_S
 
 _LOOK_EVERY_S = 1.0
+_ANSWER_POLL_MS = 500
 _log = logging.getLogger("ckptflow")
 
 
@@ -40,6 +47,9 @@ class Watch:
     ) -> None:
         self._executors, self._renew, self._lost = dict(executors), renew, lost
         self._over = threading.Event()
+        for executor in self._executors.values():
+            if hasattr(executor, "command_client"):
+                _guard_commands(executor)
         self._thread = threading.Thread(target=self._work, name="ckptflow-watch", daemon=True)
         self._thread.start()
 
@@ -68,16 +78,28 @@ class Watch:
             f"checkpoints."
         )
         _log.error(text)
-        _unblock(executor)
         self._lost(text)
         executor.set_bad_state_and_fail_all(WorkflowError(text))
 
 
-def _unblock(executor: Any) -> None:
-    """End the calls that wait for an answer of the dead interchange; closing hangs on them.
+def _guard_commands(executor: Any) -> None:
+    """Let calls to the interchange fail when it is dead; Parsl's own would wait for ever.
 
-    Ending their ZeroMQ context makes them raise. That itself waits until the last socket is
-    closed, hence the thread.
+    One of Parsl's threads makes such calls, and closing Parsl waits for that thread.
     """
-    context = executor.command_client.zmq_context
-    threading.Thread(target=context.term, name="ckptflow-unblock", daemon=True).start()
+    client = executor.command_client
+
+    def run(message: Any, max_retries: int = 3, timeout_s: float | None = None) -> Any:  # noqa: ARG001
+        limit_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with client._lock:  # noqa: SLF001  All uses of the socket hold it.
+            if not client.ok:
+                raise CommandClientBadError
+            client.zmq_socket.send_pyobj(message, flags=zmq.DONTWAIT)
+            while not client.zmq_socket.poll(_ANSWER_POLL_MS):
+                late = limit_s is not None and time.monotonic() > limit_s
+                if late or executor.interchange_proc.poll() is not None:
+                    client.ok = False  # A question without an answer: no other can be asked.
+                    raise CommandClientTimeoutError(f"no answer to {message!r}")
+            return client.zmq_socket.recv_pyobj()
+
+    client.run = run

@@ -22,7 +22,7 @@ def test_every_kind_of_task() -> None:
         event("launched", "train-seed=2"),
         event("launched", "plot"),
         event("finished", "sim", remembered=True),
-        event("retried", "train-seed=1", error="WorkerLost"),
+        event("try-failed", "train-seed=1", error="WorkerLost"),
         event("failed", "plot", error="ValueError: no data"),
         event("launched", "odd"),
         event("finished", "odd", remembered=False),
@@ -73,7 +73,7 @@ def test_nothing_known_nothing_planned() -> None:
     assert plan([], {}) == []
 
 
-kinds = st.sampled_from(["launched", "finished", "failed", "retried", "reused"])
+kinds = st.sampled_from(["launched", "finished", "failed", "try-failed", "reused"])
 names = st.sampled_from("abcd")
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ckptflow.errors import ConfigError
-from ckptflow.site import Site, TierModel, find_site, line_of, load_site
+from ckptflow.checkpointer import Checkpointer
+from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
+from ckptflow.site import Site, TierModel, find_site, line_of, load, load_site
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
 
@@ -197,3 +201,27 @@ def test_workers_in_processes_need_a_tier_that_outlives_them() -> None:
 )
 def test_lines_are_found(where: tuple[str | int, ...], line: int | None) -> None:
     assert line_of(GOOD, where) == line
+
+
+def test_an_export_loads_what_was_exported(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, run="exp", task="sim") as ckpt:
+        state = {"step": 3, "x": np.arange(5.0)}
+        ckpt.save(3, state)
+        export = pickle.loads(pickle.dumps(ckpt.export(state)))
+    loaded = load(export)
+    assert loaded["step"] == 3
+    assert np.array_equal(loaded["x"], state["x"])
+    target = {"step": 0, "x": np.zeros(5)}
+    kept = target["x"]
+    assert load(export, into=target)["x"] is kept
+    assert np.array_equal(kept, state["x"])
+
+
+def test_an_export_that_is_gone_or_was_replaced_says_so(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, run="exp", task="sim") as ckpt:
+        ckpt.save(3, {"x": 1.0})
+        export = ckpt.export({"x": 1.0})
+    with pytest.raises(CorruptionError, match="another root than was exported"):
+        load(replace(export, root="f" * 32))
+    with pytest.raises(NotFoundError, match="4"):
+        load(replace(export, step=4))
