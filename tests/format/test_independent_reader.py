@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -127,6 +128,7 @@ def numbers() -> dict[str, Any]:
         "bytes": [b"", bytes(range(256)), bytearray(b"changes"), bytes(5000) + b"end"],
         "long bytearray": bytearray(range(256)) * 20,
         "scalars": [np.float32(0.1), np.int8(-3), np.bool_(True), np.complex64(1j)],
+        "empty scalars": [np.str_(""), np.bytes_(b"")],
         "more scalars": [np.datetime64("2025-01-01", "ns"), np.str_("ß"), np.longdouble(1) / 3],
         "bf16 scalar": ml_dtypes.bfloat16(1.5),
     }
@@ -307,7 +309,8 @@ def test_every_checkpoint_of_a_long_history_reads_back(
     assert_reads(tmp_path, states)
     documents = [reader.read_manifest(c)[0] for c in reader.checkpoints(tmp_path, RUN, TASK)]
     kinds = [document["kind"] for document in documents]
-    assert (kinds[0], kinds[-1]) == ("full", "delta")
+    assert kinds[0] == "full"
+    assert kinds.count("delta") > 40
     assert max(len(document["packs"]) for document in documents) > 3
 
 
@@ -321,9 +324,10 @@ def test_packs_are_left_behind_and_the_rest_reads_back(tmp_path: Path) -> None:
         states[step] = state
     save_all(tmp_path, states)
     assert_reads(tmp_path, states)
-    *_, last = reader.checkpoints(tmp_path, RUN, TASK)
-    packs = reader.read_manifest(last)[0]["packs"]
-    assert 20 < len(packs) < 50
+    found = reader.checkpoints(tmp_path, RUN, TASK)
+    counts = [len(reader.read_manifest(checkpoint)[0]["packs"]) for checkpoint in found]
+    assert max(counts) > 20
+    assert any(after < before for before, after in itertools.pairwise(counts))
 
 
 def test_what_an_overtaken_attempt_commits_late_is_void(tmp_path: Path) -> None:
