@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +45,9 @@ def seal(data: bytes | memoryview) -> bytes:
 def encode(manifest: Manifest) -> bytes:
     """Return the object that commits ``manifest``."""
     compressor = zstandard.ZstdCompressor(level=3)
-    text = json.dumps(_document(manifest), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(
+        _document(manifest), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
     document = compressor.compress(text.encode())
     table = compressor.compress(_encode_extents(manifest.extents))
     body = _HEAD.pack(MAGIC, VERSION, 0, len(document), len(table)) + document + table
@@ -69,7 +72,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
     _, version, _, document_bytes, table_bytes = _HEAD.unpack_from(data)
     body = memoryview(data)[:-SEAL_BYTES]
     sealed = seal(body) == data[-SEAL_BYTES:]
-    if version > VERSION and sealed:
+    if version != VERSION and sealed:
         raise FormatError(
             f"The manifest {where} has format version {version}; this ckptflow reads up to "
             f"version {VERSION}. Install a newer ckptflow."
@@ -104,7 +107,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
         "kind": manifest.kind,
         "created": manifest.created,
         "writer": manifest.writer,
-        "metrics": manifest.metrics,
+        "metrics": {name: _number(value) for name, value in manifest.metrics.items()},
         "root": manifest.root.hex(),
         "state_bytes": manifest.state_bytes,
         "chunk": manifest.chunk_bytes,
@@ -131,6 +134,18 @@ def _document(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _number(value: float) -> float | list[str]:
+    """JSON has no NaN and no infinity: they are written as their bits."""
+    return value if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, list):
+        _tag, bits = value
+        return float(struct.unpack(">d", bytes.fromhex(bits))[0])
+    return float(value)
+
+
 def _check_features(document: dict[str, Any], where: str) -> None:
     unknown = sorted(set(document["features"]) - FEATURES)
     if unknown:
@@ -149,7 +164,7 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
         kind=document["kind"],
         created=document["created"],
         writer=document["writer"],
-        metrics=document["metrics"],
+        metrics={name: _float(value) for name, value in document["metrics"].items()},
         root=bytes.fromhex(document["root"]),
         chunk_bytes=document["chunk"],
         packs=tuple(_pack(pack) for pack in document["packs"]),

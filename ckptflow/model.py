@@ -24,7 +24,7 @@ FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated 
 _NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
 _MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
 _ATTEMPT_KEY = re.compile(r"attempts/(\d{8})\.(claim|resume|end)")
-_PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4})\.[0-9a-f]{8}\.pack")
+_PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4,6})\.[0-9a-f]{8}\.pack")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+pytest_plugins = ["witness"]  # Reads again, from the format page alone, what tests write.
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 settings.register_profile(

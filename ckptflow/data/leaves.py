@@ -118,7 +118,7 @@ def _decode_scalar(dtype_name: str, bits: str) -> Any:
         raise FormatError(f"The checkpoint holds a {dtype_name} of {len(raw)} bytes.")
     if dtype.kind in "US":
         return np.bytes_(raw) if dtype.kind == "S" else np.str_(raw.decode(*_UTF_32))
-    return np.ndarray((), dtype, bytearray(raw))[()] if raw else dtype.type()
+    return np.ndarray((), dtype, bytearray(raw or 1))[()]  # NumPy wants memory even for none.
 
 
 _DECODERS: dict[str, Callable[..., Any]] = {

@@ -281,6 +281,7 @@ def test_diff_sees_random_states_which_count_for_nothing(cli: Cli, store: Path) 
     assert result.stdout.endswith("random states of the process differ\n")
 
 
+@pytest.mark.damaged_store
 def test_diff_of_damaged_bytes(cli: Cli, store: Path) -> None:
     damage_pack(store, "a", 1)
     fails(cli("diff", "exp/a@1", "exp/b"), 4, "error (corruption)")
@@ -359,6 +360,7 @@ def test_a_store_that_is_a_file(tmp_path: Path) -> None:
     fails(Cli(tmp_path / "file")("ls"), 2, "needs a folder, but")
 
 
+@pytest.mark.damaged_store
 def test_a_store_of_a_newer_version(cli: Cli, store: Path) -> None:
     descriptor = {"format": "ckptflow-store", "version": 2, "store": "0" * 32}
     (store / "ckptflow-store.json").write_text(json.dumps(descriptor))
@@ -372,6 +374,7 @@ def test_a_store_that_cannot_be_read(cli: Cli, store: Path) -> None:
     fails(cli("ls"), 5, "error (tier-unavailable)")
 
 
+@pytest.mark.damaged_store
 def test_a_damaged_manifest(cli: Cli, store: Path) -> None:
     (manifest,) = (store / "lineages" / "exp" / "b" / "manifests").iterdir()
     data = bytearray(manifest.read_bytes())
