@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import replace
 from typing import Any
@@ -259,3 +260,14 @@ def test_lengths_that_wrap_around_do_not_cover_a_region() -> None:
     )
     with pytest.raises(FormatError, match="the extents of region 'r' do not cover it"):
         decode(manifest_file.encode(wrapped))
+
+
+def test_metrics_that_are_no_json_numbers_keep_their_bits() -> None:
+    quiet = struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]
+    metrics = {"nan": quiet, "up": math.inf, "down": -math.inf, "loss": 0.1}
+    data = manifest_file.encode(replace(MANIFEST, metrics=metrics))
+    assert "NaN" not in json.dumps(document_of(data))
+    back = decode(data).metrics
+    assert {name: struct.pack(">d", value) for name, value in back.items()} == {
+        name: struct.pack(">d", value) for name, value in metrics.items()
+    }
