@@ -30,6 +30,7 @@ from ckptflow.data.rng import capture_rng, restore_rng
 from ckptflow.errors import (
     CheckpointError,
     ConfigError,
+    FencedError,
     NotFoundError,
     Preempted,
     TierError,
@@ -62,11 +63,12 @@ class Checkpointer:
     went wrong in the background, if nothing else is being raised.
 
     Args:
-        store: a folder, or tiers, inner ones (fast, short-lived) first.
+        store: a folder, or tiers; the innermost is the one of the lowest level.
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
-            ``"overhead<=3.5%"``, ``"mtbf=6h"``, or an `Interval`. ``None``: only when asked.
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`. ``None`` bounds
+            the overhead.
         keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
@@ -102,17 +104,15 @@ class Checkpointer:
         self.notes: list[str] = []
         self._lineage = Lineage(_tiers(store), LineageId(run, task), note=self._note)
         self._interval, self._retention = parse_interval(every), parse_retention(keep)
-        rules = flush_every or {}
-        self._rules = [
-            TierRule(tier.name, tier.level, every=rules.get(tier.name, 1))
-            for tier in self._lineage.tiers
-        ]
+        self._rules = _rules(self._lineage.tiers, flush_every or {})
         self._budget_bytes, self._chunk_bytes = budget_bytes, chunk_bytes
         self._rng, self._stop = rng, stop
         self._attempt, self._claimed = attempt, attempt is not None
         self._objects = objects
         self._arenas: ArenaPool | None = None
         self._writer: Writer | None = None
+        self._past_writers: list[Writer] = []  # Of attempts before the task went back.
+        self._looked = False  # Whether `restore` has said where to go on.
         self._restored: Restored | None = None
         self._resume_recorded = self._claimed
         self._tickets: list[Ticket] = []
@@ -163,7 +163,7 @@ class Checkpointer:
     @property
     def failures(self) -> list[CheckpointError]:
         """What went wrong in the background so far."""
-        return list(self._writer.failures) if self._writer else []
+        return [failure for writer in self._writers for failure in writer.failures]
 
     @property
     def save_time_s(self) -> float:
@@ -172,14 +172,17 @@ class Checkpointer:
 
     @property
     def written_bytes(self) -> tuple[int, int]:
-        """Bytes of state saved and bytes stored for it, by this attempt so far."""
-        written = self._writer.written if self._writer else []
+        """Bytes of state saved and bytes stored for it, by this checkpointer so far."""
+        written = [one for writer in self._writers for one in writer.written]
         return sum(one.state_bytes for one in written), sum(one.stored_bytes for one in written)
 
     # --- restore ---
 
     def restore(self, initial: S | None = None, *, step: int | None = None) -> S:
         """Return the state of the newest sound checkpoint, or else ``initial``.
+
+        After a save it goes back: what was saved is finished, and the task goes on from what
+        is restored as a new attempt.
 
         Args:
             initial: the state to start from when there is no checkpoint. When there is one
@@ -191,8 +194,12 @@ class Checkpointer:
             NotFoundError: ``step`` does not exist, or nothing does and ``initial`` is missing.
             StateError: the checkpoint does not fit ``initial``; nothing was written to it.
             RestoreError: checkpoints exist, but none could be restored.
+            FencedError: a newer attempt of this task has taken over.
         """
         self._claim()
+        for ticket in self._tickets:
+            ticket.wait_written()
+        self._report()
         state: Any = initial
         if callable(state) and not _is_state(state):
             state = state()
@@ -200,7 +207,9 @@ class Checkpointer:
             state = self._objects
         target = None if state is None else {"state": state, "rng": ABSENT}
         restored = restore_newest(self._lineage, target, step=step, note=self._note)
-        self._restored = restored
+        if self._writer is not None:
+            self._start_over()
+        self._restored, self._looked = restored, True
         self._pace.start(restored.id.step if restored else None)
         if restored is None:
             if state is None:
@@ -211,7 +220,8 @@ class Checkpointer:
         for found, reason in restored.skipped:
             self._warn(f"{self._lineage.id} {found} was skipped: {reason}")
         if self._rng and restored.state.get("rng") is not None:
-            restore_rng(restored.state["rng"])
+            for problem in restore_rng(restored.state["rng"]):
+                self._warn(f"{self._lineage.id} {restored.id}: {problem}")
         _log.info("%s: resumed at %s", self._lineage.id, restored.id)
         return restored.state["state"]  # type: ignore[no-any-return]
 
@@ -256,7 +266,7 @@ class Checkpointer:
             StateError: the state cannot be saved; the message lists every problem.
             ConfigError: ``step`` does not grow, or older checkpoints were not looked at.
             FencedError: a newer attempt of this task has taken over.
-            TierError: the attempt could not be claimed.
+            TierError: the attempt could not be claimed. What goes wrong later fails the ticket.
         """
         return self._save(step, state, metrics, last=False)
 
@@ -297,9 +307,11 @@ class Checkpointer:
                 others are its notes.
         """
         self.shut()
-        unseen = [
+        unseen: list[CheckpointError] = [
             error for ticket in self._tickets if (error := ticket.unseen_error) is not None
         ]
+        if self._writer and self._writer.fenced and self._writer.fenced not in unseen:
+            unseen.insert(0, self._writer.fenced)
         others = [error for error in self.failures if error not in unseen]
         self._tickets.clear()
         if unseen:
@@ -312,7 +324,7 @@ class Checkpointer:
         self._closed = True
         if self._writer:
             self._writer.close()
-        self._report()
+        self._warn_of_failures()
 
     def __enter__(self) -> Self:
         return self
@@ -339,18 +351,23 @@ class Checkpointer:
             state: what to export; the objects given at construction if it is left out.
             step: its step; by default the last saved one. If that step is saved already,
                 nothing is written again.
+
+        Raises:
+            NotFoundError: the step lies before the last one, and is not (or no longer) saved.
+            And what `save` and `Ticket.wait` raise.
         """
-        chosen = (
-            step if step is not None else (self.last_step if self.last_step is not None else 0)
-        )
-        if self.last_step != chosen:
+        last_step = -1 if self.last_step is None else self.last_step
+        chosen = max(last_step, 0) if step is None else step
+        if chosen > last_step:
             self._save(chosen, state, None, last=True)
         for ticket in self._tickets:
             if ticket.step == chosen:
                 ticket.wait()
         self._report()
-        found = next(one for one in self._lineage.valid() if one.id.step == chosen)
-        manifest = self._lineage.manifest(found)
+        found = [one for one in self._lineage.valid() if one.id.step == chosen]
+        if not found:
+            raise NotFoundError(f"{self._lineage.id} has no checkpoint of step {chosen}.")
+        manifest = self._lineage.manifest(found[0])
         return Export(
             run=self.run,
             task=self.task,
@@ -367,6 +384,19 @@ class Checkpointer:
             self._attempt = self._lineage.claim()
         return self._attempt
 
+    @property
+    def _writers(self) -> list[Writer]:
+        return [*self._past_writers, *([self._writer] if self._writer else [])]
+
+    def _start_over(self) -> None:
+        """Go on as a new attempt: only so are the later checkpoints of this one void."""
+        assert self._writer is not None
+        self._writer.close()
+        self._report()
+        self._past_writers.append(self._writer)
+        self._writer, self._attempt, self._resume_recorded = None, None, False
+        self._claim()
+
     def _save(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
     ) -> Ticket:
@@ -381,8 +411,12 @@ class Checkpointer:
         arena = self._arenas.take(flattened.total_bytes)
         release: Callable[[], None] = _nothing
         if arena is not None:
-            views = flattened.copy_into(arena)
             release = partial(self._arenas.give_back, arena)
+            try:
+                views = flattened.copy_into(arena)
+            except BaseException:  # A device may fail; the next save needs the memory.
+                release()
+                raise
         else:
             views = [_live_view(region) for region in flattened.regions]
         request = SaveRequest(
@@ -430,20 +464,17 @@ class Checkpointer:
                 f"{self._lineage.id}: the save of step {step} comes after step "
                 f"{self.last_step}. Steps must grow; to go back, restore(step=...) first."
             )
-        if not self._resume_recorded:
-            self._record_resume()
+        if not self._resume_recorded and not self._looked and self._writer is None:
+            self._refuse_to_ignore()
         return step, numbers
 
-    def _record_resume(self) -> None:
-        attempt = self._claim()
-        if self._restored is None and (existing := self._lineage.valid()):
+    def _refuse_to_ignore(self) -> None:
+        if existing := self._lineage.valid():
             raise ConfigError(
                 f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this "
                 f"attempt did not restore. Call restore() before the first save, or use "
                 f"another run or task name to begin anew."
             )
-        self._lineage.record_resume(attempt, self._restored.id if self._restored else None)
-        self._resume_recorded = True
 
     def _flatten(self, state: Any) -> Flattened:
         if state is None:
@@ -457,11 +488,17 @@ class Checkpointer:
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
-            budget = self._budget_bytes
+            budget, attempt = self._budget_bytes, self._claim()
+            start = self._restored.id if self._restored else None
             self._arenas = ArenaPool(default_budget_bytes() if budget is None else budget)
             self._writer = Writer(
                 self._lineage,
-                self._claim(),
+                attempt,
+                record_resume=(
+                    None
+                    if self._resume_recorded
+                    else partial(self._lineage.record_resume, attempt, start)
+                ),
                 bases=self._bases(),
                 chunk_bytes=self._chunk_bytes,
                 retention=self._retention,
@@ -482,23 +519,24 @@ class Checkpointer:
     ) -> None:
         failure: CheckpointError | None = None
         if self.last_step is None or step > self.last_step:
-            ticket = self._save(step, state, metrics, last=True)
-            try:
-                ticket.wait()
-            except CheckpointError as error:
-                failure = error
-        else:
+            self._save(step, state, metrics, last=True)
+        try:
             self.wait()
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            failure = error
         durable = [one.step for one in self._writer.written] if self._writer else []
-        saved = max([*durable, self.restored_step if self.restored_step is not None else -1])
+        saved = max([*durable, -1 if self.restored_step is None else self.restored_step])
+        what = f"step {saved} is saved" if saved >= 0 else "nothing is saved"
         preempted = Preempted(
-            f"{self._lineage.id} stopped at step {step} ({reason}); step {saved} is saved.",
+            f"{self._lineage.id} stopped at step {step} ({reason}); {what}.",
             task=str(self._lineage.id),
             step=saved,
             resumed_step=self.restored_step,
         )
         if failure is not None:
-            preempted.add_note(f"The save of step {step} failed: {failure}")
+            preempted.add_note(f"A save failed: {failure}")
         raise preempted
 
     def _note(self, text: str) -> None:
@@ -509,15 +547,17 @@ class Checkpointer:
         warnings.warn(text, CheckpointWarning, stacklevel=3)
 
     def _report(self) -> None:
-        """Warn, in the application's thread, of failures since the last call."""
-        if self._writer is None:
-            return
-        failures = self._writer.failures[self._reported :]
+        """Tell, in the application's thread, what has gone wrong since the last call."""
+        self._warn_of_failures()
+        if self._writer and self._writer.fenced:
+            raise self._writer.fenced
+
+    def _warn_of_failures(self) -> None:
+        failures = self.failures[self._reported :]
         self._reported += len(failures)
         for failure in failures:
-            self._warn(f"{failure} The task goes on.")
-        if self._writer.fenced:
-            raise self._writer.fenced
+            if not isinstance(failure, FencedError):  # That one is raised, and ends the task.
+                self._warn(f"{failure} The task goes on.")
 
 
 def _live_view(region: Region) -> memoryview:
@@ -543,7 +583,19 @@ def _tiers(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
     tiers = [store] if isinstance(store, Tier) else list(store)
     if not tiers:
         raise ConfigError("A checkpointer needs at least one tier.")
-    return tiers
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Tiers are told apart by their names, and these are {names}.")
+    return sorted(tiers, key=lambda tier: tier.level)
+
+
+def _rules(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[TierRule]:
+    names = [tier.name for tier in tiers]
+    if unknown := sorted(set(flush_every) - set(names)):
+        raise ConfigError(f"flush_every names {unknown[0]!r}; the tiers are {names}.")
+    return [
+        TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
+    ]
 
 
 def _holds(tier: Tier, keys: Sequence[str]) -> bool:

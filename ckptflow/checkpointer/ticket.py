@@ -45,7 +45,8 @@ class Ticket:
     @property
     def settled(self) -> bool:
         """Whether nothing more will happen: durable wherever it goes, or failed."""
-        return self._error is not None or self._reached >= set(self._levels)
+        # An inner tier that was full is not tried again once an outer one has it.
+        return self._error is not None or max(self._reached, default=-1) >= max(self._levels)
 
     @property
     def error(self) -> CheckpointError | None:

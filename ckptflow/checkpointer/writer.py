@@ -67,6 +67,8 @@ class Writer:
     Args:
         lineage: where the checkpoints go.
         attempt: in whose name.
+        record_resume: says in the store where the attempt goes on from; called once, before
+            the first commit. ``None`` if that is said already.
         bases: per tier name, what the first delta there is diffed against.
         chunk_bytes: unit of comparison.
         retention: what stays on every tier.
@@ -78,6 +80,7 @@ class Writer:
         lineage: Lineage,
         attempt: int,
         *,
+        record_resume: Callable[[], None] | None,
         bases: Mapping[str, Base],
         chunk_bytes: int,
         retention: Retention,
@@ -85,8 +88,8 @@ class Writer:
     ) -> None:
         self._lineage, self._attempt = lineage, attempt
         self._bases = dict(bases)
-        self._on_durable = on_durable
-        self._pending = 0
+        self._on_durable, self._record_resume = on_durable, record_resume
+        self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._chunk_bytes, self._retention = chunk_bytes, retention
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
@@ -104,11 +107,11 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Whether a request is queued or being written."""
-        return self._pending > 0
+        return self._finished < self._submitted
 
     def submit(self, request: SaveRequest) -> None:
         """Queue a save."""
-        self._pending += 1
+        self._submitted += 1
         self._requests.put(request)
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class Writer:
                 broken.__cause__ = error
                 self._fail(request.ticket, broken)
             finally:
-                self._pending -= 1
+                self._finished += 1
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
@@ -155,7 +158,7 @@ class Writer:
                     base=self._bases.get(tier.name),
                     chunk_bytes=self._chunk_bytes,
                     metrics=request.metrics,
-                    before_commit=lambda: self._lineage.check_fence(self._attempt),
+                    before_commit=self._before_commit,
                 )
             except TierError as error:
                 failures.append(error)
@@ -165,6 +168,13 @@ class Writer:
                 self._bases[tier.name] = base
                 return tier, base, time.monotonic() - began
         raise failures[-1]
+
+    def _before_commit(self) -> None:
+        self._lineage.check_fence(self._attempt)
+        if self._record_resume is not None:
+            self._record_resume()
+            self._record_resume = None
+            self._lineage.check_fence(self._attempt)
 
     def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
         """Tell that a checkpoint is durable, send it outward, and make room."""
@@ -200,15 +210,24 @@ class Writer:
 
     def _prune(self, tier: Tier) -> None:
         try:
+            # Whoever was overtaken does not know any more what others still need.
+            self._lineage.check_fence(self._attempt)
             prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
+        except FencedError as error:
+            self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.
             self.failures.append(error)
             _log.warning("%s: pruning tier %r failed: %s", self._lineage.id, tier.name, error)
 
+    def _overtaken(self, error: FencedError) -> None:
+        if self.fenced is None:
+            self.fenced = error
+            self.failures.append(error)
+
     def _fail(self, ticket: Ticket, error: CheckpointError) -> None:
         if isinstance(error, FencedError):
-            self.fenced = error
-        if error not in self.failures:
+            self._overtaken(error)
+        elif error not in self.failures:
             self.failures.append(error)
         _log.error("%s step %d: %s", self._lineage.id, ticket.step, error)
         ticket.fail(error)
