@@ -1,8 +1,9 @@
 """Memory for snapshots: reused, because fresh pages cost more than the copy itself.
 
-The budget bounds what all snapshots in flight may take. A save that does not fit waits for
-the one before; a state larger than the whole budget gets no snapshot at all, and its save
-blocks until it is written. So checkpointing slows down, but never runs out of memory.
+The budget bounds what all snapshots in flight may take, and `SNAPSHOTS_MAX` how many there are.
+A save for which there is no room waits for an earlier one; a state larger than the whole
+budget gets no snapshot at all, and its save blocks until it is written. So checkpointing slows
+down, but never runs out of memory, and whoever has to stop waits for a few writes only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ckptflow.units import MIB
 
 BUDGET_FRACTION = 0.25  # Of the memory that is available at the first save.
 BUDGET_BYTES_MIN = 64 * MIB
+SNAPSHOTS_MAX = 4  # More would only let small states queue up faster than they are written.
 
 Arena = NDArray[np.uint8]
 
@@ -33,6 +35,7 @@ class ArenaPool:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._lent_bytes = 0
+        self._lent = 0
         self._free: list[Arena] = []
         self._changed = threading.Condition()
 
@@ -54,5 +57,6 @@ class ArenaPool:
         """Return a buffer; its memory is kept for the next save."""
         with self._changed:
             self._lent_bytes -= len(arena)
+            self._lent -= 1
             self._free.append(arena)
             self._changed.notify_all()
