@@ -29,7 +29,7 @@ from ckptflow.store.catalog import AttemptRecord, Found, Lineage, lineages
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.units import format_seconds
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """Limit of each wait, far beyond what a slow machine needs: it ends a demo that hangs."""
 POLL_S = 0.05
 TOKEN = "CKPTFLOW_DEMO"  # noqa: S105 - the name of an environment variable.
