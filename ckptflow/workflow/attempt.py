@@ -51,7 +51,7 @@ from ckptflow.workflow.deadline import (
 from ckptflow.workflow.identity import CKPT, Identity, bind
 from ckptflow.workflow.portable import portable_result, raise_portable
 
-WALLTIME_MARGIN = 0.05  # Part of a task's own walltime that is kept for stopping.
+WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
 
 _ERROR_TEXT_MAX = 2000
 _log = logging.getLogger("ckptflow")
@@ -328,7 +328,11 @@ def outcome(checkpointer: Checkpointer, error: BaseException | None) -> dict[str
         "outcome": "finished",
         "step": checkpointer.last_step,
         "resumed_step": checkpointer.restored_step,
-        "failures": [str(failure) for failure in checkpointer.failures],
+        "failures": [
+            str(failure)
+            for failure in checkpointer.failures
+            if not isinstance(failure, FencedError)  # That is the outcome itself.
+        ],
         "state_bytes": state_bytes,
         "stored_bytes": stored_bytes,
     }

@@ -4,6 +4,7 @@
     a worker, manager or node that was lost             little, while the task gets further
     no progress since the last try                      the full price, 1
     a mistake in the program or the set-up              more than any budget: give up at once
+    stopped because the time of the whole run is over   the same
     anything else                                       what the user's own handler says, or 1
 
 How far a task got is known from `Preempted`. After a loss nothing came back, so the store is
@@ -92,6 +93,8 @@ class RetryHandler:
         user: asked about errors that are none of the above; 1 each if not given.
         progress: returns the newest step that a task has committed; called in a thread.
         notice: told of every price.
+        is_over: tells whether the time of the whole run is over, so that a task that stopped
+            for it would only stop again.
     """
 
     def __init__(
@@ -100,8 +103,10 @@ class RetryHandler:
         *,
         progress: FindProgress | None = None,
         notice: Callable[[TaskRecord, Exception, Price], None] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._user, self._progress, self._notice = user, progress, notice
+        self._is_over = is_over
         self._histories: dict[int, _History] = {}
 
     def __call__(self, error: Exception, task: TaskRecord) -> float:
@@ -114,6 +119,8 @@ class RetryHandler:
 
     def _price(self, error: Exception, task: TaskRecord, history: _History) -> Price:
         if isinstance(error, Preempted):
+            if self._is_over():
+                return Price(GIVE_UP, "the time of the run is over; start it again to go on")
             return _preempted(error, history)
         if isinstance(error, LOST):
             return self._lost(error, task, history)

@@ -42,6 +42,7 @@ from ckptflow.workflow import active
 from ckptflow.workflow.apps import App
 from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
 from ckptflow.workflow.config import build_config
+from ckptflow.workflow.deadline import Deadline
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.journal import Journal
 from ckptflow.workflow.leftovers import end_leftovers, mark
@@ -65,6 +66,7 @@ JOURNAL, MEMO, LOCK, PARSL = "journal.jsonl", "memo", "lock", "parsl"
 
 _CLOSE_PARSL_S = 60.0  # Parsl's own limits inside add up to less.
 _log = logging.getLogger("ckptflow")
+_parsl_log = logging.getLogger("parsl")
 _last: Run | None = None
 
 
@@ -151,6 +153,7 @@ class Run:
         self._memoizer: DurableMemoizer | None = None
         self._dfk: DataFlowKernel | None = None
         self._watch: Watch | None = None
+        self._log_handlers: list[logging.Handler] = []
         self._summary: RunSummary | None = None
         self._ends_at_s: float | None = None
         self._home = (socket.gethostname(), os.getpid())
@@ -224,7 +227,9 @@ class Run:
         executor = self.site.executor
         if executor.kind == "threads" and executor.walltime_s is not None:
             self._ends_at_s = time.time() + executor.walltime_s
+        before = list(_parsl_log.handlers)
         self._dfk = parsl.load(self._own_config or self._make_config())
+        self._log_handlers = [one for one in _parsl_log.handlers if one not in before]
         self._watch = Watch(
             self._dfk.executors, renew=self._lock.renew, lost=self._interchange_lost
         )
@@ -238,7 +243,10 @@ class Run:
             run_dir=self.folder / PARSL,
             retries=self._retries,
             retry_handler=RetryHandler(
-                self._user_handler, progress=self._newest_step, notice=self._try_failed
+                self._user_handler,
+                progress=self._newest_step,
+                notice=self._try_failed,
+                is_over=self._is_over,
             ),
             memoizer=self._memoizer,
             environment=mark(self.folder, self.session),
@@ -250,6 +258,8 @@ class Run:
             self._watch.stop()
         if self._dfk is not None:
             self._close_parsl(self._dfk)
+            for handler in self._log_handlers:
+                handler.close()  # Parsl only takes it out, and leaves its file open.
             end_leftovers(self.folder, lambda session: session == self.session)
         active.leave(self)
 
@@ -331,6 +341,8 @@ class Run:
         future.add_done_callback(lambda done: self._done(done, app.function.name))
 
     def _launched(self, record: TaskRecord, remembered: bool) -> None:  # noqa: FBT001
+        if not self._is_ours(record):
+            return
         name = self._name_of(record)
         with self._guard:
             report = self._report(name)
@@ -340,22 +352,27 @@ class Run:
         else:
             self._note("task-launched", task=name, id=record["id"], tries=report.tries)
 
+    def _is_ours(self, record: TaskRecord) -> bool:
+        """Tell whether a task is of a ckptflow app; Parsl's own apps work in a run, too."""
+        return id(record["kwargs"].get(CKPT)) in self._functions
+
     def _name_of(self, record: TaskRecord) -> str:
         """Return the name of a task whose arguments are resolved."""
         number = record["id"]
         if number not in self._names:
-            function = self._functions.get(id(record["kwargs"].get(CKPT)))
-            name = str(record["func_name"])
-            if function is not None:
-                # The worker will say what is wrong; here it must not stop the launch.
-                try:
-                    name = function.task_name(tuple(record["args"]), record["kwargs"])
-                except (ConfigError, TypeError) as error:
-                    _log.debug("%s() has no name: %s", name, error)
+            function = self._functions[id(record["kwargs"][CKPT])]
+            name = function.name
+            # The worker will say what is wrong; here it must not stop the launch.
+            try:
+                name = function.task_name(tuple(record["args"]), record["kwargs"])
+            except (ConfigError, TypeError) as error:
+                _log.debug("%s() has no name: %s", name, error)
             self._names[number] = name
         return self._names[number]
 
     def _try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
+        if not self._is_ours(record):
+            return
         name = self._name_of(record)
         with self._guard:
             report = self._report(name)
@@ -397,7 +414,13 @@ class Run:
     def _lineage(self, task: str) -> Lineage:
         return Lineage(self.site.open_tiers(), LineageId(self.name, task))
 
+    def _is_over(self) -> bool:
+        ends = Deadline(self._ends_at_s, self.site.executor.margin_s)
+        return ends.left_s(time.time()) <= 0
+
     def _newest_step(self, record: TaskRecord) -> int | None:
+        if not self._is_ours(record):
+            return None
         newest = next(iter(self._lineage(self._name_of(record)).valid()), None)
         return newest.id.step if newest else None
 

@@ -160,7 +160,7 @@ def outcome(future):
         value = future.result()
     except Mine as error:
         return {"caught": "Mine", "text": str(error)}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         return {"error": type(error).__name__, "text": str(error)}
     return {"value": f"Thing({value.x})" if isinstance(value, Thing) else value}
 
@@ -168,7 +168,9 @@ def outcome(future):
 def main() -> None:
     store, program_script = sys.argv[1:3]
     overrides = {"executor.workers": 2, "executor.heartbeat_period": 1}
-    with cf.run("misfortunes", site="local", store=store, retries=2, overrides=overrides) as run:
+    with cf.run(
+        "misfortunes", site="local", store=store, retries=2, overrides=overrides
+    ) as run:
         futures = {
             "killed": killed("a", 9),
             "usr1": signalled(signal.SIGUSR1),

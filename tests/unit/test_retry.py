@@ -54,6 +54,15 @@ def test_the_first_try_of_a_rerun_must_get_further_than_where_it_resumed() -> No
     assert RetryHandler()(preempted(10, 10), task()) == FULL
 
 
+def test_when_the_time_of_the_run_is_over_a_stopped_task_is_left_alone() -> None:
+    over = [False]
+    handler = RetryHandler(is_over=lambda: over[0])
+    assert handler(preempted(3), task()) == FREE
+    over[0] = True
+    assert handler(preempted(5), task()) == GIVE_UP
+    assert handler(LOST, task()) == LITTLE
+
+
 def test_each_task_has_its_own_history() -> None:
     handler = RetryHandler()
     assert handler(preempted(10), task(1)) == FREE
