@@ -197,8 +197,8 @@ class Checkpointer:
             FencedError: a newer attempt of this task has taken over.
         """
         self._claim()
-        for ticket in self._tickets:
-            ticket.wait_written()
+        if self._writer and not self._closed:
+            self._writer.settle()
         self._report()
         state: Any = initial
         if callable(state) and not _is_state(state):

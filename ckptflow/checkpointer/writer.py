@@ -95,7 +95,8 @@ class Writer:
         self.written: list[Written] = []
         self.fenced: FencedError | None = None
         self._in_flight: dict[CheckpointId, int] = {}  # To how many tiers still to be copied.
-        self._requests: queue.SimpleQueue[SaveRequest | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[SaveRequest | threading.Event | None]
+        self._requests = queue.SimpleQueue()
         self._flusher: Flusher | None = None
         if len(lineage.tiers) > 1:
             self._flusher = Flusher(
@@ -114,6 +115,12 @@ class Writer:
         self._submitted += 1
         self._requests.put(request)
 
+    def settle(self) -> None:
+        """Wait until all that is queued is written, or has failed, and room was made for it."""
+        settled = threading.Event()
+        self._requests.put(settled)
+        settled.wait()
+
     def close(self) -> None:
         """Write what is queued, copy it outward, then stop."""
         self._requests.put(None)
@@ -123,6 +130,9 @@ class Writer:
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
+            if isinstance(request, threading.Event):
+                request.set()
+                continue
             try:
                 try:
                     tier, base, duration_s = self._write(request)
