@@ -39,7 +39,8 @@ def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
     if ratio >= 1:
         return mtbf_s
     series = 1 + math.sqrt(ratio) / 3 + ratio / 9
-    return young_interval_s(cost_s, mtbf_s) * series - cost_s
+    # A cost of less than 1e-300 s makes the product underflow.
+    return max(0.0, young_interval_s(cost_s, mtbf_s) * series - cost_s)
 
 
 def _check(cost_s: float, mtbf_s: float) -> None:

@@ -18,8 +18,8 @@ def test_a_printed_size_is_read_back_within_half_a_percent(size_bytes: int) -> N
 
 
 @given(st.floats(0.1, 1e7))
-def test_a_printed_duration_is_read_back_within_a_percent(duration_s: float) -> None:
-    assert parse_seconds(format_seconds(duration_s)) == pytest.approx(duration_s, rel=0.01)
+def test_a_printed_duration_is_read_back_within_five_percent(duration_s: float) -> None:
+    assert parse_seconds(format_seconds(duration_s)) == pytest.approx(duration_s, rel=0.05)
 
 
 @given(st.integers(0, 2**80))
