@@ -104,6 +104,7 @@ def test_a_script_s_own_status_comes_first(flow: Path) -> None:
     assert "run flow: 2 finished" in done.stderr
 
 
+@pytest.mark.damaged_store
 def test_a_run_whose_saves_failed_says_so(flow: Path) -> None:
     (flow / "spoil").touch()
     done = command(flow, "run", "flow.py", "--name", "exp")
