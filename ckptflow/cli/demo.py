@@ -25,6 +25,7 @@ from rich.table import Table
 import ckptflow
 from ckptflow.cli.disturb import Execution, Loss, Workload, resumed_step
 from ckptflow.errors import CheckpointError, ConfigError, NotFoundError, WorkflowError
+from ckptflow.site import find_site, load_site
 from ckptflow.store.catalog import Lineage
 from ckptflow.units import format_bytes, format_seconds
 
@@ -99,14 +100,15 @@ def run_demo(
         site: name of a site, or its TOML file; its workers must run on this machine.
 
     Raises:
-        ConfigError: ``out`` holds something else than an earlier demo, or a package that the
-            workflow needs is not installed.
+        ConfigError: ``out`` holds something else than an earlier demo, a package that the
+            workflow needs is not installed, or the site has no workers that could be killed.
         NotFoundError: the workflow script is not installed.
     """
-    script, out, work = workflow_script(), _fresh_folder(out), work or Workload()
+    script, place, work = workflow_script(), _site_file(site), work or Workload()
+    out = _fresh_folder(out)
     result = DemoResult(out=out)
     quiet, shaken = (
-        Execution(script, run, out, work, site) for run in (UNDISTURBED, DISTURBED)
+        Execution(script, run, out, work, place) for run in (UNDISTURBED, DISTURBED)
     )
     try:
         console.print(f"{UNDISTURBED}: the workflow runs and is left alone", highlight=False)
@@ -238,6 +240,18 @@ def _holding(task: Lineage) -> Holding:
         full_bytes=sum(manifest.state_bytes for manifest in manifests),
         stored_bytes=sum(tier.size(key) for key in tier.iter_keys(task.id.prefix)),
     )
+
+
+def _site_file(site: str) -> Path:
+    """Return the site's file, absolute: the workflow runs in another folder than this one."""
+    file = find_site(site)
+    kind = load_site(file).executor.kind
+    if kind != "htex":
+        raise ConfigError(
+            f"The demo kills workers, and site {site!r} has none: its tasks are {kind}. "
+            f"Take a site whose executor is htex, such as 'local'."
+        )
+    return file
 
 
 def _fresh_folder(out: Path) -> Path:

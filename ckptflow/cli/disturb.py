@@ -95,10 +95,10 @@ class Execution:
         run: name of the run; its results and its log go to ``out / run``.
         out: folder of all runs, with the store in it.
         work: how much work the workflow does.
-        site: name of a site, or its TOML file.
+        site: the TOML file of a site whose tasks run in worker processes of this machine.
     """
 
-    def __init__(self, script: Path, run: str, out: Path, work: Workload, site: str) -> None:
+    def __init__(self, script: Path, run: str, out: Path, work: Workload, site: Path) -> None:
         self.run, self.work = run, work
         self.folder = out / run
         self.tier = PosixTier(out / "store", name="store")

@@ -170,7 +170,7 @@ def test_a_workflow_that_fails_undisturbed_fails_the_demo(play):
 
 def test_only_own_processes_are_victims(script, tmp_path):
     """A claim with the process of somebody else, here ours, makes no victim."""
-    execution = Execution(script, "run", tmp_path, WORK, "local")
+    execution = Execution(script, "run", tmp_path, WORK, Path("local.toml"))
     assert not execution._owns(os.getpid())
     assert not execution._owns(-1)
     assert execution.interruptible("simulate") == []
@@ -178,7 +178,7 @@ def test_only_own_processes_are_victims(script, tmp_path):
 
 def test_a_kill_without_a_victim_says_so(script, tmp_path):
     script.write_text("print('nothing to do')")
-    execution = Execution(script, "run", tmp_path, WORK, "local")
+    execution = Execution(script, "run", tmp_path, WORK, Path("local.toml"))
     execution.start()
     with pytest.raises(
         WorkflowError, match="ended with status 0 before there was a task 'train'"
@@ -194,6 +194,14 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, monkeypatch, s
     with pytest.raises(ConfigError, match="holds something else than an earlier demo"):
         demo.run_demo(mine.parent, console=Console(file=io.StringIO()))
     assert mine.read_text() == "do not delete"
+
+
+def test_a_site_without_workers_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="kills workers, and site 'local_threads' has none"):
+        demo.run_demo(
+            tmp_path / "out", console=Console(file=io.StringIO()), site="local_threads"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_script_is_found_beside_the_package(repository):
