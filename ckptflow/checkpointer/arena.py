@@ -44,7 +44,13 @@ class ArenaPool:
         if size_bytes > self.budget_bytes:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: self._lent_bytes + size_bytes <= self.budget_bytes)
+            self._changed.wait_for(
+                lambda: (
+                    self._lent < SNAPSHOTS_MAX
+                    and self._lent_bytes + size_bytes <= self.budget_bytes
+                )
+            )
+            self._lent += 1
             self._lent_bytes += size_bytes
             for number, arena in enumerate(self._free):
                 if len(arena) == size_bytes:

@@ -11,6 +11,7 @@ from ckptflow.checkpointer import arena as arena_module
 from ckptflow.checkpointer.arena import (
     BUDGET_BYTES_MIN,
     BUDGET_FRACTION,
+    SNAPSHOTS_MAX,
     ArenaPool,
     default_budget_bytes,
 )
@@ -58,7 +59,8 @@ def test_sizes_that_come_and_go_stay_within_the_budget() -> None:
     rng, pool, lent = random.Random(3), ArenaPool(1000), []
     for _ in range(3000):
         size = rng.choice([10, 100, 101, 250, 333, 999])
-        if pool._lent_bytes + size <= 1000 and rng.random() < 0.6:
+        fits = len(lent) < SNAPSHOTS_MAX and pool._lent_bytes + size <= 1000
+        if fits and rng.random() < 0.6:
             arena = pool.take(size)
             assert arena is not None
             assert len(arena) == size
@@ -66,6 +68,25 @@ def test_sizes_that_come_and_go_stay_within_the_budget() -> None:
         elif lent:
             pool.give_back(lent.pop(rng.randrange(len(lent))))
         assert held_bytes(pool) <= 1000
+
+
+def test_the_number_of_snapshots_is_bounded_however_small_they_are() -> None:
+    pool, entered, taken = ArenaPool(1 << 20), threading.Event(), threading.Event()
+    lent = [pool.take(1) for _ in range(SNAPSHOTS_MAX)]
+
+    def one_more() -> None:
+        entered.set()
+        pool.take(1)
+        taken.set()
+
+    thread = threading.Thread(target=one_more)
+    thread.start()
+    assert entered.wait(60)
+    assert not taken.is_set()
+    assert lent[0] is not None
+    pool.give_back(lent[0])
+    assert taken.wait(60)
+    thread.join()
 
 
 def test_threads_never_hold_more_than_the_budget_and_all_finish() -> None:
