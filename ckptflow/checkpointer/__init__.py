@@ -8,24 +8,26 @@ the tier makes them durable.
 from __future__ import annotations
 
 import logging
-import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
-from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
+from ckptflow.checkpointer.arguments import (
+    check_sizes,
+    metrics_of,
+    rules_of,
+    step_of,
+    tiers_of,
+)
+from ckptflow.checkpointer.capture import Capturer
+from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
 from ckptflow.data.fit import ABSENT
-from ckptflow.data.regions import Flattened, Region, flatten
 from ckptflow.data.rng import capture_rng, restore_rng
 from ckptflow.errors import (
     CheckpointError,
@@ -33,16 +35,13 @@ from ckptflow.errors import (
     FencedError,
     NotFoundError,
     Preempted,
-    TierError,
 )
-from ckptflow.model import STEP_MAX, Export, LineageId
+from ckptflow.flush import copy_checkpoint
+from ckptflow.model import Export, LineageId, Manifest
 from ckptflow.policy.interval import Decision, Interval, parse_interval
-from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.placement import plan
 from ckptflow.policy.retention import Retention, parse_retention
-from ckptflow.store.catalog import Lineage
-from ckptflow.store.layout import Base, NamedRegion
-from ckptflow.store.resume import Restored, restore_newest
-from ckptflow.tiers.posix import PosixTier
+from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage
 from ckptflow.tiers.tier import Tier
 
 CHUNK_BYTES = 4096
@@ -67,8 +66,8 @@ class Checkpointer:
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
-            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`. ``None`` bounds
-            the overhead.
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`. By default as
+            often as it costs no more than 3.5 % of the time.
         keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
@@ -95,33 +94,24 @@ class Checkpointer:
         attempt: int | None = None,
         **objects: Any,
     ) -> None:
-        if chunk_bytes < 16 or chunk_bytes % 8:
-            raise ConfigError(
-                f"chunk_bytes is a multiple of 8, at least 16, not {chunk_bytes}."
-            )
-        if budget_bytes is not None and budget_bytes < 0:
-            raise ConfigError(f"budget_bytes must not be negative, got {budget_bytes}.")
+        check_sizes(chunk_bytes, budget_bytes)
         self.notes: list[str] = []
-        self._lineage = Lineage(_tiers(store), LineageId(run, task), note=self._note)
+        self._lineage = Lineage(tiers_of(store), LineageId(run, task), note=self._note)
         self._interval, self._retention = parse_interval(every), parse_retention(keep)
-        self._rules = _rules(self._lineage.tiers, flush_every or {})
-        self._budget_bytes, self._chunk_bytes = budget_bytes, chunk_bytes
-        self._rng, self._stop = rng, stop
-        self._attempt, self._claimed = attempt, attempt is not None
+        self._rules = rules_of(self._lineage.tiers, flush_every or {})
+        self._chunk_bytes, self._rng, self._stop = chunk_bytes, rng, stop
         self._objects = objects
-        self._arenas: ArenaPool | None = None
+        self._history = History(self._lineage, attempt, note=self._note)
+        self._capturer = Capturer(budget_bytes)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
-        self._looked = False  # Whether `restore` has said where to go on.
-        self._restored: Restored | None = None
-        self._resume_recorded = self._claimed
         self._tickets: list[Ticket] = []
         self._reported = 0
         self._pace = Pace()
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Checkpointer {self._lineage.id}, attempt {self._attempt}>"
+        return f"<Checkpointer {self._lineage.id}, attempt {self._history.attempt}>"
 
     # --- what it is ---
 
@@ -143,17 +133,18 @@ class Checkpointer:
     @property
     def attempt(self) -> int:
         """Number of this attempt; claims it on first use."""
-        return self._claim()
+        return self._history.claim()
 
     @property
     def claimed(self) -> bool:
         """Whether this attempt has been claimed, that is, whether the task used it at all."""
-        return self._attempt is not None
+        return self._history.attempt is not None
 
     @property
     def restored_step(self) -> int | None:
         """Step that was restored, or ``None``."""
-        return self._restored.id.step if self._restored else None
+        restored = self._history.restored
+        return restored.id.step if restored else None
 
     @property
     def last_step(self) -> int | None:
@@ -196,7 +187,7 @@ class Checkpointer:
             RestoreError: checkpoints exist, but none could be restored.
             FencedError: a newer attempt of this task has taken over.
         """
-        self._claim()
+        self._history.claim()
         if self._writer and not self._closed:
             self._writer.settle()
         self._report()
@@ -206,10 +197,10 @@ class Checkpointer:
         if state is None and self._objects:
             state = self._objects
         target = None if state is None else {"state": state, "rng": ABSENT}
-        restored = restore_newest(self._lineage, target, step=step, note=self._note)
+        restored = self._history.find(target, step=step)
         if self._writer is not None:
             self._start_over()
-        self._restored, self._looked = restored, True
+        self._history.go_on_from(restored)
         self._pace.start(restored.id.step if restored else None)
         if restored is None:
             if state is None:
@@ -368,6 +359,7 @@ class Checkpointer:
         if not found:
             raise NotFoundError(f"{self._lineage.id} has no checkpoint of step {chosen}.")
         manifest = self._lineage.manifest(found[0])
+        self._share(found[0], manifest)
         return Export(
             run=self.run,
             task=self.task,
@@ -379,10 +371,11 @@ class Checkpointer:
 
     # --- inside ---
 
-    def _claim(self) -> int:
-        if self._attempt is None:
-            self._attempt = self._lineage.claim()
-        return self._attempt
+    def _share(self, found: Found, manifest: Manifest) -> None:
+        """Bring what is exported to a tier that all nodes see, if there is one."""
+        shared = [tier for tier in self._lineage.tiers if tier.level >= SHARED_LEVEL]
+        if shared and not any(tier in found.tiers for tier in shared):
+            copy_checkpoint(found.tiers, shared[0], self._lineage.id, manifest)
 
     @property
     def _writers(self) -> list[Writer]:
@@ -394,125 +387,63 @@ class Checkpointer:
         self._writer.close()
         self._report()
         self._past_writers.append(self._writer)
-        self._writer, self._attempt, self._resume_recorded = None, None, False
-        self._claim()
+        self._writer = None
+        self._history.claim_again()
 
     def _save(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
     ) -> Ticket:
         began = time.monotonic()
-        step, numbers = self._checked(step, metrics)
-        flattened = self._flatten(state)
+        step, metrics = self._checked_step(step), metrics_of(metrics)
+        whole = {"state": self._given(state), "rng": capture_rng() if self._rng else None}
         writer = self._open_writer()
         placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
         goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
         ticket = Ticket(step, tuple(tier.level for tier in goes_to))
-        assert self._arenas is not None
-        arena = self._arenas.take(flattened.total_bytes)
-        release: Callable[[], None] = _nothing
-        if arena is not None:
-            release = partial(self._arenas.give_back, arena)
-            try:
-                views = flattened.copy_into(arena)
-            except BaseException:  # A device may fail; the next save needs the memory.
-                release()
-                raise
-        else:
-            views = [_live_view(region) for region in flattened.regions]
-        request = SaveRequest(
-            ticket=ticket,
-            structure=flattened.structure,
-            regions=[
-                NamedRegion(region.name, view)
-                for region, view in zip(flattened.regions, views, strict=True)
-            ],
-            metrics=numbers,
-            outer=goes_to[1:],
-            release=release,
-        )
+        captured = self._capturer.capture(whole)
         self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
-        writer.submit(request)
-        if arena is None:  # No room for a snapshot: the state must hold still until written.
+        writer.submit(
+            SaveRequest(ticket=ticket, captured=captured, metrics=metrics, outer=goes_to[1:])
+        )
+        if captured.live:  # No room for a snapshot: the state holds still until it is written.
             ticket.wait_written()
         ticket.mark_captured()
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
 
-    def _checked(
-        self, step: int, metrics: Mapping[str, float] | None
-    ) -> tuple[int, dict[str, float]]:
-        """Return the step and the metrics as plain numbers, if a save may happen now."""
+    def _checked_step(self, step: int) -> int:
+        """Return the step as an int, if a save of it may happen now."""
+        step = step_of(step)
         if self._closed:
             raise ConfigError(f"{self._lineage.id}: save of step {step} after close().")
-        if (
-            isinstance(step, bool)
-            or not hasattr(step, "__index__")
-            or not 0 <= step <= STEP_MAX
-        ):
-            raise ConfigError(f"A step is an integer from 0 to {STEP_MAX}, not {step!r}.")
-        given: Mapping[Any, Any] = metrics or {}
-        numbers: dict[str, float] = {}
-        for name, value in given.items():
-            if not isinstance(value, Real) or not isinstance(name, str):
-                raise ConfigError(f"Metric {name!r} is {value!r}; metrics are numbers by name.")
-            numbers[name] = float(value)
         self._report()
-        step = operator.index(step)
         if self.last_step is not None and step <= self.last_step:
             raise ConfigError(
                 f"{self._lineage.id}: the save of step {step} comes after step "
                 f"{self.last_step}. Steps must grow; to go back, restore(step=...) first."
             )
-        if not self._resume_recorded and not self._looked and self._writer is None:
-            self._refuse_to_ignore()
-        return step, numbers
+        if self._writer is None:
+            self._history.refuse_to_ignore()
+        return step
 
-    def _refuse_to_ignore(self) -> None:
-        if existing := self._lineage.valid():
-            raise ConfigError(
-                f"{self._lineage.id} has checkpoints up to {existing[0].id}, which this "
-                f"attempt did not restore. Call restore() before the first save, or use "
-                f"another run or task name to begin anew."
-            )
-
-    def _flatten(self, state: Any) -> Flattened:
-        if state is None:
-            if not self._objects:
-                raise ConfigError(
-                    "save() needs a state: none was given, here or at construction."
-                )
-            state = self._objects
-        whole = {"state": state, "rng": capture_rng() if self._rng else None}
-        return flatten(whole)
+    def _given(self, state: Any) -> Any:
+        if state is None and not self._objects:
+            raise ConfigError("save() needs a state: none was given, here or at construction.")
+        return self._objects if state is None else state
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
-            budget, attempt = self._budget_bytes, self._claim()
-            start = self._restored.id if self._restored else None
-            self._arenas = ArenaPool(default_budget_bytes() if budget is None else budget)
             self._writer = Writer(
                 self._lineage,
-                attempt,
-                record_resume=(
-                    None
-                    if self._resume_recorded
-                    else partial(self._lineage.record_resume, attempt, start)
-                ),
-                bases=self._bases(),
+                self._history.claim(),
+                record_resume=self._history.recorder(),
+                bases=self._history.bases(),
                 chunk_bytes=self._chunk_bytes,
                 retention=self._retention,
                 on_durable=self._pace.durable,
             )
         return self._writer
-
-    def _bases(self) -> dict[str, Base]:
-        """Return what was restored, for the tiers that hold all of it."""
-        if self._restored is None:
-            return {}
-        base = self._restored.base
-        keys = [f"{self._lineage.id.prefix}/{pack.key}" for pack in base.manifest.packs]
-        return {tier.name: base for tier in self._lineage.tiers if _holds(tier, keys)}
 
     def _preempt(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, reason: str
@@ -558,53 +489,6 @@ class Checkpointer:
         for failure in failures:
             if not isinstance(failure, FencedError):  # That one is raised, and ends the task.
                 self._warn(f"{failure} The task goes on.")
-
-
-def _live_view(region: Region) -> memoryview:
-    """Return the live memory of a region; one that has to be gathered is copied."""
-    if region.data is not None:
-        return region.data.data
-    gathered = np.empty(region.nbytes, np.uint8)
-    region.copy_into(gathered)
-    return gathered.data
-
-
-def _nothing() -> None:
-    pass
-
-
-def _tiers(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
-    if isinstance(store, str | Path):
-        if "://" in str(store):
-            raise ConfigError(
-                f"{str(store)!r}: a store is a folder, or a list of tiers from a site file."
-            )
-        return [PosixTier(store, name="store")]
-    tiers = [store] if isinstance(store, Tier) else list(store)
-    if not tiers:
-        raise ConfigError("A checkpointer needs at least one tier.")
-    names = [tier.name for tier in tiers]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"Tiers are told apart by their names, and these are {names}.")
-    return sorted(tiers, key=lambda tier: tier.level)
-
-
-def _rules(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[TierRule]:
-    names = [tier.name for tier in tiers]
-    if unknown := sorted(set(flush_every) - set(names)):
-        raise ConfigError(f"flush_every names {unknown[0]!r}; the tiers are {names}.")
-    return [
-        TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
-    ]
-
-
-def _holds(tier: Tier, keys: Sequence[str]) -> bool:
-    try:
-        for key in keys:
-            tier.size(key)
-    except (NotFoundError, TierError):
-        return False
-    return True
 
 
 def _is_state(value: Any) -> bool:

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from ckptflow.checkpointer.capture import Captured
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.errors import CheckpointError, FencedError, TierError
 from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.layout import Base, NamedRegion
+from ckptflow.store.layout import Base
 from ckptflow.store.prune import prune
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier
@@ -36,19 +36,15 @@ class SaveRequest:
 
     Attributes:
         ticket: who waits for it.
-        structure: how the regions make the state.
-        regions: the bytes; nobody changes them until ``release`` is called.
+        captured: its structure and bytes; nobody changes them until they are released.
         metrics: numbers from the application.
         outer: tiers to copy it to afterwards.
-        release: gives the memory of the snapshot back.
     """
 
     ticket: Ticket
-    structure: Any
-    regions: Sequence[NamedRegion]
+    captured: Captured
     metrics: Mapping[str, float]
     outer: Sequence[Tier]
-    release: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,7 @@ class Writer:
                 try:
                     tier, base, duration_s = self._write(request)
                 finally:
-                    request.release()
+                    request.captured.release()
                 self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
                 self._fail(request.ticket, error)
@@ -163,8 +159,8 @@ class Writer:
                     tier,
                     self._lineage.id,
                     checkpoint,
-                    structure=request.structure,
-                    regions=request.regions,
+                    structure=request.captured.structure,
+                    regions=request.captured.regions,
                     base=self._bases.get(tier.name),
                     chunk_bytes=self._chunk_bytes,
                     metrics=request.metrics,

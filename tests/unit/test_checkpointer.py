@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.model import STEP_MAX
+from ckptflow.site import load
 from ckptflow.store.catalog import Lineage
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
@@ -630,3 +632,15 @@ def test_no_warning_in_an_ordinary_run(tmp_path: Path) -> None:
         for steps in (5, 9):
             run(tiers, steps, every=1)
     assert caught == []
+
+
+def test_an_export_reaches_a_tier_that_other_nodes_see(tmp_path: Path) -> None:
+    """The copy outward is due only every tenth time, but another node has to find this one."""
+    own_disk = PosixTier(tmp_path / "node", name="node", level=1)
+    shared = PosixTier(tmp_path / "pfs", name="pfs", level=3)
+    with Checkpointer([own_disk, shared], flush_every={"pfs": 10}) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, {"w": np.full(1000, step)})
+        export = ckpt.export()
+    shutil.rmtree(tmp_path / "node")
+    assert load(export)["w"].tolist() == [3] * 1000

@@ -409,7 +409,7 @@ def test_saves_in_flight_keep_within_the_budget(disk: MemoryTier) -> None:
     tickets = []
     saving = threading.Thread(target=lambda: tickets.append(ckpt.save(2, state_of(2))))
     saving.start()
-    arenas = ckpt._arenas
+    arenas = ckpt._capturer._arenas
     assert arenas is not None
     wait_until(lambda: len(arenas._changed._waiters) == 1)
     assert (tickets, first.durable) == ([], False)
@@ -425,7 +425,7 @@ def test_memory_does_not_grow_with_the_number_of_saves(disk: MemoryTier) -> None
     ckpt = begun(disk, budget_bytes=60 * SIZE)
     for step in range(1, 80):
         ckpt.save(step, state_of(step))
-        arenas = ckpt._arenas
+        arenas = ckpt._capturer._arenas
         assert arenas is not None
         held = arenas._lent_bytes + sum(len(arena) for arena in list(arenas._free))
         assert held <= 60 * SIZE

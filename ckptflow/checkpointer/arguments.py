@@ -1,0 +1,82 @@
+"""What callers give to a checkpointer, checked before anything is touched."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from ckptflow.errors import ConfigError
+from ckptflow.model import STEP_MAX
+from ckptflow.policy.placement import TierRule
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.tier import Tier
+
+
+def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
+    """Return the tiers that ``store`` means, inner ones first.
+
+    Raises:
+        ConfigError: there are none, two have one name, or it is the address of something else.
+    """
+    if isinstance(store, str | Path):
+        if "://" in str(store):
+            raise ConfigError(
+                f"{str(store)!r}: a store is a folder, or a list of tiers from a site file."
+            )
+        return [PosixTier(store, name="store")]
+    tiers = [store] if isinstance(store, Tier) else list(store)
+    if not tiers:
+        raise ConfigError("A checkpointer needs at least one tier.")
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Tiers are told apart by their names, and these are {names}.")
+    return sorted(tiers, key=lambda tier: tier.level)
+
+
+def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[TierRule]:
+    """Return how often checkpoints go to each tier: always, unless ``flush_every`` says so.
+
+    Raises:
+        ConfigError: it names a tier that is not there, or an impossible number.
+    """
+    names = [tier.name for tier in tiers]
+    if unknown := sorted(set(flush_every) - set(names)):
+        raise ConfigError(f"flush_every names {unknown[0]!r}; the tiers are {names}.")
+    return [
+        TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
+    ]
+
+
+def check_sizes(chunk_bytes: int, budget_bytes: int | None) -> None:
+    """Raise a `ConfigError` unless both sizes are possible."""
+    if chunk_bytes < 16 or chunk_bytes % 8:
+        raise ConfigError(f"chunk_bytes is a multiple of 8, at least 16, not {chunk_bytes}.")
+    if budget_bytes is not None and budget_bytes < 0:
+        raise ConfigError(f"budget_bytes must not be negative, got {budget_bytes}.")
+
+
+def step_of(step: Any) -> int:
+    """Return a step, of any integer type, as an ``int``.
+
+    Raises:
+        ConfigError: it is no integer, or negative, or too large for a key.
+    """
+    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step <= STEP_MAX:
+        raise ConfigError(f"A step is an integer from 0 to {STEP_MAX}, not {step!r}.")
+    return operator.index(step)
+
+
+def metrics_of(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Return metrics, of any real type, as floats.
+
+    Raises:
+        ConfigError: a name is no text, or a value no number.
+    """
+    given: Mapping[Any, Any] = metrics or {}
+    for name, value in given.items():
+        if not isinstance(value, Real) or not isinstance(name, str):
+            raise ConfigError(f"Metric {name!r} is {value!r}; metrics are numbers by name.")
+    return {name: float(value) for name, value in given.items()}

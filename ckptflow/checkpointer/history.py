@@ -1,0 +1,93 @@
+"""The lineage as one attempt sees it: its claim, and where it went on from.
+
+Lazy: a task that never uses its checkpointer claims nothing, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ckptflow.errors import ConfigError, NotFoundError, TierError
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.layout import Base
+from ckptflow.store.resume import Restored, restore_newest
+from ckptflow.tiers.tier import Tier
+
+
+class History:
+    """One attempt of one lineage.
+
+    Args:
+        lineage: the checkpoints of the task.
+        attempt: its number, if it was claimed already; then it has gone on already, too.
+        note: told, in a sentence, of everything that was skipped.
+    """
+
+    def __init__(
+        self, lineage: Lineage, attempt: int | None, *, note: Callable[[str], None]
+    ) -> None:
+        self.lineage, self._note = lineage, note
+        self.attempt = attempt  # None until it is claimed.
+        self.restored: Restored | None = None
+        self._attached = attempt is not None
+        self._looked = False  # Whether `restore` has said where to go on.
+
+    def claim(self) -> int:
+        """Return the number of this attempt; claims it on first use."""
+        if self.attempt is None:
+            self.attempt = self.lineage.claim()
+        return self.attempt
+
+    def claim_again(self) -> None:
+        """Go on as a new attempt: only so are the later checkpoints of this one void."""
+        self.attempt, self._attached = None, False
+        self.claim()
+
+    def find(self, target: Any, *, step: int | None) -> Restored | None:
+        """Restore a checkpoint into ``target``; see `store.resume.restore_newest`."""
+        return restore_newest(self.lineage, target, step=step, note=self._note)
+
+    def go_on_from(self, restored: Restored | None) -> None:
+        """Settle where this attempt begins: at a restored checkpoint, or at nothing."""
+        self.restored, self._looked = restored, True
+
+    def refuse_to_ignore(self) -> None:
+        """Raise if there are checkpoints that nobody looked at: saving would make them void.
+
+        Raises:
+            ConfigError: there are.
+        """
+        if self._attached or self._looked:
+            return
+        if existing := self.lineage.valid():
+            raise ConfigError(
+                f"{self.lineage.id} has checkpoints up to {existing[0].id}, which this "
+                f"attempt did not restore. Call restore() before the first save, or use "
+                f"another run or task name to begin anew."
+            )
+
+    def recorder(self) -> Callable[[], None] | None:
+        """Return what records where this attempt began, or ``None`` if that is done."""
+        if self._attached:
+            return None
+        start = self.restored.id if self.restored else None
+        return partial(self.lineage.record_resume, self.claim(), start)
+
+    def bases(self) -> dict[str, Base]:
+        """Return what was restored, by the name of each tier that holds all of it."""
+        if self.restored is None:
+            return {}
+        base = self.restored.base
+        keys = [f"{self.lineage.id.prefix}/{pack.key}" for pack in base.manifest.packs]
+        return {tier.name: base for tier in self.lineage.tiers if _holds(tier, keys)}
+
+
+def _holds(tier: Tier, keys: Sequence[str]) -> bool:
+    try:
+        for key in keys:
+            tier.size(key)
+    except (NotFoundError, TierError):
+        return False
+    return True
