@@ -4,10 +4,10 @@
 the task's lineage, and the user's function gets that. Whatever a retry, a rerun or a requeue
 means, the road is the same: the attempt asks the store where to go on.
 
-A task that never touches its checkpointer costs nothing in the store: the attempt is claimed on
-first use. How an attempt ended is put beside its claim, where the summary of the run, and
-anybody later, finds it. So it does not depend on the main process being alive, and futures
-carry the user's results and nothing else.
+A task that never touches its checkpointer costs next to nothing, and leaves nothing in the
+store: all is made, and the attempt claimed, on first use. How an attempt ended is put beside
+its claim, where the summary of the run, and anybody later, finds it. So it does not depend on
+the main process being alive, and futures carry the user's results and nothing else.
 
 ``tests/process/test_parsl_htex.py``, ``tests/process/test_parsl_threads.py``.
 """
@@ -54,6 +54,7 @@ from ckptflow.workflow.portable import portable_result, raise_portable
 WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
 
 _ERROR_TEXT_MAX = 2000
+_SPEC_MAGIC = b"ckptflow-task-1\n"
 _log = logging.getLogger("ckptflow")
 
 
@@ -63,6 +64,7 @@ class TaskSpec:
 
     Attributes:
         run: name of the run.
+        app: name of the app.
         session: random name of this life of the run.
         tiers: the site's tiers, as JSON.
         every: when to save.
@@ -75,6 +77,7 @@ class TaskSpec:
     """
 
     run: str
+    app: str
     session: str
     tiers: str
     every: str | int | Interval | None
@@ -88,7 +91,27 @@ class TaskSpec:
     @property
     def is_home(self) -> bool:
         """Whether this is the submitting process, as on a ThreadPoolExecutor."""
-        return self.home == (socket.gethostname(), os.getpid())
+        return self.home == (_hostname(), os.getpid())
+
+    def packed(self) -> bytes:
+        """Return it as bytes, which Parsl pickles with every task in no time."""
+        return _SPEC_MAGIC + bytes(dill.dumps(self))
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def unpacked(packed: bytes) -> TaskSpec:
+        """Return what `packed` made bytes of.
+
+        Raises:
+            ConfigError: the bytes are something else.
+        """
+        if not isinstance(packed, bytes) or not packed.startswith(_SPEC_MAGIC):
+            raise ConfigError(f"{CKPT}= is set by ckptflow, not by the caller.")
+        spec: TaskSpec = dill.loads(packed[len(_SPEC_MAGIC) :])  # noqa: S301  From home.
+        return spec
+
+
+_hostname = functools.cache(socket.gethostname)
 
 
 def tiers_as_text(models: tuple[TierModel, ...]) -> str:
@@ -151,24 +174,18 @@ class TaskFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one attempt; called by Parsl on the worker."""
-        spec = kwargs.pop(CKPT, None)
-        if not isinstance(spec, TaskSpec):
-            raise ConfigError(
-                f"{self._identity.app}() needs to know its run: call it inside "
-                f"`with ckptflow.run(...)`."
-            )
-        name = self._identity.app
+        spec = TaskSpec.unpacked(kwargs.pop(CKPT, b""))
         try:
             if not self.wants_checkpointer:
                 value = self._run(spec, None, args, kwargs)
             else:
-                name = self.task_name(args, kwargs)
+                name = functools.partial(self.task_name, args, kwargs)
                 walltime = kwargs.get("walltime")
                 with begin_attempt(spec, name, walltime_s=walltime) as attempt:
                     value = self._run(spec, attempt, args, kwargs)
-            return value if spec.is_home else portable_result(value, task=name)
+            return value if spec.is_home else portable_result(value, task=self.name)
         except BaseException as error:  # noqa: BLE001  Everything has to reach who waits.
-            raise_portable(error, task=name, crosses=not spec.is_home)
+            raise_portable(error, task=self.name, crosses=not spec.is_home)
 
     def _run(
         self,
@@ -221,6 +238,34 @@ def _unpacked(kind: type[TaskFunction], packed: bytes, identity: Identity) -> Ta
     return kind(dill.loads(packed), identity)  # noqa: S301  From the submitting process.
 
 
+class TaskCheckpointer(Checkpointer):
+    """A checkpointer that is made when it is first used: many tasks never do.
+
+    Args:
+        options: returns the arguments of `Checkpointer`.
+    """
+
+    _making = threading.RLock()
+
+    def __init__(self, options: Callable[[], dict[str, Any]]) -> None:
+        # Not the base's: that runs when the first of its attributes is missed.
+        self._options: Callable[[], dict[str, Any]] | None = options
+
+    def __getattr__(self, name: str) -> Any:
+        with self._making:
+            options = self.__dict__.get("_options")
+            if options is not None:
+                arguments = options()
+                self._options = None
+                super().__init__(**arguments)
+        return self.__getattribute__(name)
+
+    @property
+    def used(self) -> bool:
+        """Whether the task has used it."""
+        return self._options is None
+
+
 @dataclass(slots=True)
 class Attempt:
     """One attempt while it runs.
@@ -231,62 +276,75 @@ class Attempt:
         reports: outcomes of programs that attached themselves to the attempt.
     """
 
-    checkpointer: Checkpointer
+    checkpointer: TaskCheckpointer
     watch: StopWatch
     reports: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
 def begin_attempt(
-    spec: TaskSpec, name: str, *, walltime_s: float | None = None
+    spec: TaskSpec, name: Callable[[], str], *, walltime_s: float | None = None
 ) -> Iterator[Attempt]:
-    """Hold one attempt; afterwards say in the store how it ended.
+    """Hold one attempt; afterwards say in the store how it ended, if the task used it.
 
     On leaving, what is being saved is finished first. A save that failed does not fail the
     task: it is warned of and recorded. Having been overtaken by a newer attempt does.
 
     Args:
         spec: the run and the app.
-        name: the task.
+        name: returns the name of the task.
         walltime_s: time limit of this call, if it has one.
 
     Raises:
         FencedError: a newer attempt has taken over.
     """
-    with StopSignals() as signals:
-        watch = StopWatch(signals, deadline_of(spec, walltime_s))
-        checkpointer = Checkpointer(
-            opened_tiers(spec.tiers),
-            run=spec.run,
-            task=name,
-            every=spec.every,
-            keep=spec.keep,
-            flush_every=spec.flush_every,
-            rng=spec.alone or threading.current_thread() is threading.main_thread(),
-            stop=watch,
-        )
-        watch.save_time_s = lambda: checkpointer.save_time_s
-        attempt = Attempt(checkpointer, watch)
-        try:
-            yield attempt
-            fenced = finish(checkpointer)
-            if fenced is not None:
-                raise fenced
-        except BaseException as error:
+    began_s, signals = time.time(), StopSignals()
+    watch = StopWatch(signals, Deadline())
+
+    def options() -> dict[str, Any]:
+        # Until there is something to save, a stop signal does what it did before.
+        signals.__enter__()
+        watch.deadline = deadline_of(spec, began_s, walltime_s)
+        main = threading.current_thread() is threading.main_thread()
+        return {
+            "store": opened_tiers(spec.tiers),
+            "run": spec.run,
+            "task": name(),
+            "every": spec.every,
+            "keep": spec.keep,
+            "flush_every": spec.flush_every,
+            "rng": spec.alone or main,
+            "stop": watch,
+        }
+
+    checkpointer = TaskCheckpointer(options)
+    watch.save_time_s = lambda: checkpointer.save_time_s
+    attempt = Attempt(checkpointer, watch)
+    try:
+        yield attempt
+        fenced = finish(checkpointer) if checkpointer.used else None
+        if fenced is not None:
+            raise fenced
+    except BaseException as error:
+        if checkpointer.used:
             finish(checkpointer)
             record_end(spec, attempt, error)
-            raise
-        record_end(spec, attempt, None)
+        raise
+    else:
+        if checkpointer.used:
+            record_end(spec, attempt, None)
+    finally:
+        signals.__exit__()
 
 
-def deadline_of(spec: TaskSpec, walltime_s: float | None) -> Deadline:
+def deadline_of(spec: TaskSpec, began_s: float, walltime_s: float | None) -> Deadline:
     """Return the first end that a task meets: of the allocation, the run, or its walltime."""
     ends = [*deadlines_in(os.environ, spec.margin_s)]
     if spec.ends_at_s is not None:
         ends.append(Deadline(spec.ends_at_s, spec.margin_s, "time of the run"))
     if walltime_s is not None:
         margin_s = WALLTIME_MARGIN * walltime_s
-        ends.append(Deadline(time.time() + walltime_s, margin_s, "walltime of the task"))
+        ends.append(Deadline(began_s + walltime_s, margin_s, "walltime of the task"))
     return earliest(ends)
 
 

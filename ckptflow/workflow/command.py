@@ -32,6 +32,8 @@ from parsl.app.errors import BashExitFailure
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, Preempted
+from ckptflow.model import LineageId
+from ckptflow.store.catalog import Lineage
 from ckptflow.workflow.attempt import (
     Attempt,
     TaskFunction,
@@ -99,22 +101,22 @@ class AttachedCheckpointer(Checkpointer):
         deadline = Deadline(fields["ends_at_s"], fields["margin_s"], fields["ends"])
         watch = StopWatch(self._signals, deadline, lambda: self.save_time_s)
         self._signals.__enter__()
+        tiers, number = opened_tiers(fields["tiers"]), fields["attempt"]
+        lineage = Lineage(tiers, LineageId(fields["run"], fields["task"]))
+        # The first program of a command says where the attempt went on from; others must not.
+        begun = any(one.attempt == number and one.resume for one in lineage.attempts())
         super().__init__(
-            opened_tiers(fields["tiers"]),
+            tiers,
             run=fields["run"],
             task=fields["task"],
-            attempt=fields["attempt"],
+            attempt=number if begun else None,
             every=fields["every"],
             keep=fields["keep"],
             flush_every=fields["flush_every"],
             stop=watch,
             **objects,
         )
-        # The first program of a command says where the attempt went on from; others must not.
-        self._resume_recorded = any(
-            record.attempt == self.attempt and record.resume is not None
-            for record in self.lineage.attempts()
-        )
+        self._history.attempt = number
 
     def __enter__(self) -> Self:
         return self
@@ -181,11 +183,12 @@ def attach(**objects: Any) -> AttachedCheckpointer:
 
 def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
     """Return shell lines that put the attempt into the environment of the command."""
-    checkpointer, deadline = attempt.checkpointer, attempt.watch.deadline
+    number = attempt.checkpointer.attempt  # Claims it, and with that settles the deadline.
+    deadline = attempt.watch.deadline
     fields = {
         "run": spec.run,
-        "task": checkpointer.task,
-        "attempt": checkpointer.attempt,
+        "task": attempt.checkpointer.task,
+        "attempt": number,
         "tiers": spec.tiers,
         "every": _plain(spec.every),
         "keep": _plain(spec.keep),

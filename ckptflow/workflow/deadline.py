@@ -100,10 +100,9 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
-                previous = signal.getsignal(number)
-                if previous is not None:  # A handler set from C cannot be put back.
-                    self._previous[number] = previous
-                    signal.signal(number, self._note)
+                previous = signal.signal(number, self._note)
+                # A handler that was set from C cannot be put back by Python.
+                self._previous[number] = signal.SIG_DFL if previous is None else previous
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,12 +140,14 @@ class StopWatch:
 
     def __call__(self) -> str | None:
         """Return why to save and stop now, or ``None`` to go on."""
+        if self.deadline.ends_at_s is not None:
+            late = self.deadline.reason(self.save_time_s(), self._clock())
+            if late is not None:
+                return late
         received = self.signals.received
         if received is not None:
             return f"signal {received.name} was received by process {os.getpid()}"
-        if self.deadline.ends_at_s is None:
-            return None
-        return self.deadline.reason(self.save_time_s(), self._clock())
+        return None
 
     def left_s(self) -> float:
         """Return the seconds until the task has to be safe; infinity without an end."""

@@ -1,9 +1,10 @@
 """What happened in a run: one JSON object a line, only ever added to.
 
-The journal outlives the process that writes it, and a rerun adds to the same file. A line is
-written by one ``write`` to a file opened for appending, so lines of several threads do not
-mix, and a process that dies leaves at most one torn line, at the end. Readers pass over
-what is not a whole line; the next writer begins a new line.
+The journal outlives the process that writes it, and a rerun adds to the same file. Lines are
+collected and written by a thread, many with one ``write``, a few times a second: a system call
+in the thread that hands out results would cost every task more than the line is worth. So a
+process that is killed loses its last moments, and leaves at most one torn line, at the end.
+Readers pass over what is not a whole line; the next writer begins a new line.
 
 Nothing is decided by it that matters for the results: it tells `restart.plan` and the summary
 what was going on. ``tests/unit/test_journal.py`` cuts a journal at every byte.
@@ -14,27 +15,39 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 _BLOCK_BYTES = 1 << 20
+_WRITE_EVERY_S = 0.1
 
 
 class Journal:
-    """Adds events to a journal file, made if absent. Safe to use from several threads."""
+    """Adds events to a journal file, made if absent. Safe to use from several threads.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        failed: told once if the file cannot be written; the lines are lost then.
+    """
+
+    def __init__(
+        self, path: Path, *, failed: Callable[[OSError], None] = lambda _error: None
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        self._lock = threading.Lock()
-        self._path, self._closed = path, False
+        self._path, self._failed = path, failed
+        self._lines: deque[bytes] = deque()
+        self._writing, self._closed = threading.Lock(), threading.Event()
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")  # The last writer died within a line.
+            self._lines.append(b"\n")  # The last writer died within a line.
+        self._writer = threading.Thread(target=self._work, name="ckptflow-journal", daemon=True)
+        self._writer.start()
 
     @property
     def path(self) -> Path:
@@ -46,25 +59,38 @@ class Journal:
 
         Events that come after the journal was closed are dropped: results of tasks that were
         given up may still trickle in.
-
-        Raises:
-            OSError: the file cannot be written.
         """
         record = {"event": event, "time": _now(), **fields}
-        line = json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"
-        with self._lock:
-            if self._closed:
-                return
-            os.write(self._descriptor, line)
-            if sync:
-                os.fsync(self._descriptor)
+        self._lines.append(_encode(record))
+        if sync and not self._closed.is_set():
+            self._write(sync=True)
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self._descriptor)
+        """Write what is left, and close the file."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._writer.join()
+            os.close(self._descriptor)
+
+    def _work(self) -> None:
+        while not self._closed.wait(_WRITE_EVERY_S):
+            self._write()
+        self._write(sync=True)
+
+    def _write(self, *, sync: bool = False) -> None:
+        with self._writing:
+            lines = []
+            while self._lines:
+                lines.append(self._lines.popleft())
+            if not lines and not sync:
+                return
+            try:
+                os.write(self._descriptor, b"".join(lines))
+                if sync:
+                    os.fsync(self._descriptor)
+            except OSError as error:
+                failed, self._failed = self._failed, lambda _error: None
+                failed(error)
 
     def __enter__(self) -> Self:
         return self
@@ -101,3 +127,7 @@ def read(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _encode(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"

@@ -40,6 +40,7 @@ MAGIC = b"CKPTFLOW-MEMO-1\n"
 
 _HEAD = struct.Struct("<II")
 _KEY_BYTES = 32
+_SYNC_EVERY_S = 0.1
 
 _log = logging.getLogger("ckptflow")
 
@@ -55,7 +56,7 @@ class MemoFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._lock = threading.Lock()
-        self._dirty, self._closing = threading.Event(), False
+        self._dirty, self._over = threading.Event(), threading.Event()
         self.path = path
         self._end_bytes = self._find_end()
         os.ftruncate(self._descriptor, self._end_bytes)
@@ -86,13 +87,14 @@ class MemoFile:
                 os.ftruncate(self._descriptor, self._end_bytes)
                 raise
             self._end_bytes += len(record)
-        self._dirty.set()
+        if not self._dirty.is_set():
+            self._dirty.set()
 
     def close(self) -> None:
         """Sync and close the file."""
-        if self._closing:
+        if self._over.is_set():
             return
-        self._closing = True
+        self._over.set()
         self._dirty.set()
         self._syncer.join()
         os.close(self._descriptor)
@@ -114,13 +116,14 @@ class MemoFile:
         while True:
             self._dirty.wait()
             self._dirty.clear()
-            closing = self._closing  # Read before syncing: what came before it is synced.
+            over = self._over.is_set()  # Read before syncing: what came before it is synced.
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
                 _log.warning("%s could not be synced: %s", self.path, error)
-            if closing:
+            if over:
                 return
+            self._over.wait(_SYNC_EVERY_S)  # What comes in meanwhile is synced together.
 
 
 def _records(descriptor: int) -> Iterator[tuple[int, bytes]]:
@@ -192,9 +195,11 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
 
         What goes wrong is noted in ``failures``: an error raised here would hang the task.
         """
-        self._update_memo(task)
         key = task["hashsum"]
-        if key is None or task["from_memo"] or self._file is None:
+        if key is None:
+            return
+        self.memo_lookup_table[key] = task["app_fu"]
+        if task["from_memo"] or self._file is None:
             return
         try:
             self._file.append(key, _pickled(r))

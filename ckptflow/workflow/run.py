@@ -145,8 +145,8 @@ class Run:
         self._lock = RunLock(self.folder / LOCK, run=name, session=self.session)
         self._reports: dict[str, TaskReport] = {}
         self._names: dict[int, str] = {}
-        self._functions: dict[int, TaskFunction] = {}
-        self._specs: dict[str, tuple[App, TaskSpec]] = {}
+        self._functions: dict[bytes, TaskFunction] = {}  # By what their tasks get as ``ckpt``.
+        self._specs: dict[str, tuple[App, bytes]] = {}
         self._problems: list[str] = []
         self._guard = threading.RLock()
         self._journal: Journal | None = None
@@ -208,7 +208,7 @@ class Run:
 
     def _start(self) -> None:
         self._lock.acquire()
-        self._journal = Journal(self.folder / JOURNAL)
+        self._journal = Journal(self.folder / JOURNAL, failed=self._journal_failed)
         self._note(
             "run-started",
             sync=True,
@@ -249,7 +249,7 @@ class Run:
                 is_over=self._is_over,
             ),
             memoizer=self._memoizer,
-            environment=mark(self.folder, self.session),
+            environment={**mark(self.folder, self.session), **_script_modules()},
         )
 
     def _stop(self) -> None:
@@ -292,8 +292,8 @@ class Run:
 
     # --- its tasks ---
 
-    def spec_for(self, app: App) -> TaskSpec:
-        """Return what the workers have to know for the tasks of ``app``.
+    def spec_for(self, app: App) -> bytes:
+        """Return what the workers have to know for the tasks of ``app``, packed.
 
         Raises:
             ConfigError: another app of that name is part of this run, or the app names a policy
@@ -320,6 +320,7 @@ class Run:
         executor = self.site.executor
         spec = TaskSpec(
             run=self.name,
+            app=app.function.name,
             session=self.session,
             tiers=tiers_as_text(self.site.tiers),
             every=app.every if app.every is not None else policy.every,
@@ -331,10 +332,11 @@ class Run:
             alone=self._own_config is None
             and (executor.kind == "htex" or executor.workers == 1),
         )
+        packed = spec.packed()
         with self._guard:
-            self._specs[app.function.name] = (app, spec)
-            self._functions[id(spec)] = app.function
-        return spec
+            self._specs[app.function.name] = (app, packed)
+            self._functions[packed] = app.function
+        return packed
 
     def follow(self, future: AppFuture, app: App) -> None:
         """Note what becomes of a task that was submitted."""
@@ -354,13 +356,14 @@ class Run:
 
     def _is_ours(self, record: TaskRecord) -> bool:
         """Tell whether a task is of a ckptflow app; Parsl's own apps work in a run, too."""
-        return id(record["kwargs"].get(CKPT)) in self._functions
+        packed = record["kwargs"].get(CKPT)
+        return isinstance(packed, bytes) and packed in self._functions
 
     def _name_of(self, record: TaskRecord) -> str:
         """Return the name of a task whose arguments are resolved."""
         number = record["id"]
         if number not in self._names:
-            function = self._functions[id(record["kwargs"][CKPT])]
+            function = self._functions[record["kwargs"][CKPT]]
             name = function.name
             # The worker will say what is wrong; here it must not stop the launch.
             try:
@@ -447,15 +450,21 @@ class Run:
             self._problems.append(text)
 
     def _note(self, event: str, *, sync: bool = False, **fields: object) -> None:
-        """Add to the journal; the run does not depend on it."""
-        if self._journal is None:
-            return
-        try:
+        if self._journal is not None:
             self._journal.add(event, sync=sync, **fields)
-        except OSError as error:
-            text = f"the journal {self._journal.path} cannot be written: {error}"
-            if text not in self._problems:
-                self._problem(text)
+
+    def _journal_failed(self, error: OSError) -> None:
+        self._problem(f"the journal {self.folder / JOURNAL} cannot be written: {error}")
+
+
+def _script_modules() -> dict[str, str]:
+    """Return a PYTHONPATH with which workers find the modules that lie beside the script."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        return {}
+    inherited = os.environ.get("PYTHONPATH")
+    folders = [str(Path(script).resolve().parent), *([inherited] if inherited else [])]
+    return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 def _one_line(error: BaseException) -> str:

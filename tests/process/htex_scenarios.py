@@ -62,6 +62,14 @@ def signalled(number, ckpt):
     return [ckpt.attempt, ckpt.restored_step, callable(after), float(state["w"].sum())]
 
 
+@cf.python_app
+def beside():
+    """Uses a module that lies beside the script, as the script itself could."""
+    import module_beside
+
+    return module_beside.NAME
+
+
 @cf.python_app(key=())
 def handlers():
     """Runs on a worker that ran the others: what did they leave?"""
@@ -190,6 +198,7 @@ def main() -> None:
             "plain": plain("hello", stdout=f"{store}/hello.txt"),
         }
         outcomes = {name: outcome(future) for name, future in futures.items()}
+        outcomes["beside"] = outcome(beside())
         outcomes["handlers"] = outcome(handlers())
         outcomes["chained"] = outcome(add("x", add("y", 1, 2), add("z", 3, 4)))
     assert last_run() is run

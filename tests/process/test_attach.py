@@ -151,13 +151,20 @@ def test_a_stop_signal_is_passed_on_to_programs_that_handle_it(tmp_path: Path) -
             f"kill $sleeper; exit $status"
         )
 
+    site = cf.load_site("local_threads").with_store(tmp_path / "store")
     spec = TaskSpec(
-        run="exp", session="s", every=1000, keep=1, flush_every={}, ends_at_s=None, margin_s=0,
-        home=("elsewhere", 0), alone=True,
-        tiers=tiers_as_text(
-            cf.load_site("local_threads").with_store(tmp_path / "store").tiers
-        ),
-    )  # fmt: skip
+        run="exp",
+        app="command",
+        session="s",
+        tiers=tiers_as_text(site.tiers),
+        every=1000,
+        keep=1,
+        flush_every={},
+        ends_at_s=None,
+        margin_s=0,
+        home=("elsewhere", 0),
+        alone=True,
+    )
     sender = subprocess.Popen(
         [
             "bash",
@@ -166,7 +173,10 @@ def test_a_stop_signal_is_passed_on_to_programs_that_handle_it(tmp_path: Path) -
         ]
     )
     task = TaskCommand(command, identity_of(command, ()))
-    with begin_attempt(spec, "command") as attempt, pytest.raises(Preempted, match="SIGUSR2"):
+    with (
+        begin_attempt(spec, lambda: "command") as attempt,
+        pytest.raises(Preempted, match="SIGUSR2"),
+    ):
         task._run(spec, attempt, (), {})
     sender.wait()
     assert attempt.watch.signals.received is signal.SIGUSR1

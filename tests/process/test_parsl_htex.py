@@ -163,6 +163,10 @@ def test_a_program_in_a_bash_app_attaches_and_is_stopped_in_time(first: Result) 
     assert task["resumed_steps"] == [None, 4]
 
 
+def test_tasks_find_modules_beside_the_script(first: Result) -> None:
+    assert first.value("beside") == "beside"
+
+
 def test_bash_apps_keep_parsl_s_ways(first: Result) -> None:
     assert first.outcomes["fails"]["error"] == "BashExitFailure"
     assert first.value("plain") == 0

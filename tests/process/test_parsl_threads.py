@@ -390,7 +390,8 @@ def test_keys_may_come_from_other_tasks(tmp_path: Path) -> None:
 
 def test_an_argument_without_canonical_bytes_asks_for_a_key(tmp_path: Path) -> None:
     @cf.python_app
-    def take(lock: Any, ckpt: Any) -> None: ...
+    def take(lock: Any, ckpt: Any) -> None:
+        ckpt.restore(start())
 
     with run(tmp_path) as the_run:
         error = take(threading.Lock()).exception(timeout=60)

@@ -1,0 +1,3 @@
+"""A module beside a script, imported by its tasks on the workers."""
+
+NAME = "beside"
