@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", type=Path, help="folder of the checkpoints (OUT/store)")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds fan out")
     parser.add_argument("--sim-steps", type=int, default=8000, help="steps of a simulation")
-    parser.add_argument("--train-steps", type=int, default=20000, help="steps of a training")
+    parser.add_argument("--train-steps", type=int, default=16000, help="steps of a training")
     parser.add_argument("--size", type=int, default=256, help="cells along a side of the grid")
     parser.add_argument(
         "--arrays", choices=("numpy", "cupy"), default="numpy", help="who computes the pattern"

@@ -48,8 +48,8 @@ class Workload:
 
     seeds: int = 2
     size: int = 256
-    sim_steps: int = 10_000
-    train_steps: int = 20_000
+    sim_steps: int = 8_000
+    train_steps: int = 16_000
 
     @property
     def options(self) -> list[str]:
