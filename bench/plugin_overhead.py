@@ -22,7 +22,7 @@ from report import Claim, Row, arguments, finish, ratio, require
 import ckptflow as cf
 
 GOAL = 1.15
-BATCH = 100
+BATCH = 50
 
 
 @parsl.python_app
@@ -79,15 +79,16 @@ def row(executor: str, alone: list[float], ours: list[float], tasks: int) -> Row
 def main() -> None:
     """Measure, print, claim."""
     given = arguments(__doc__)
-    tasks = 1000
+    tasks = 1000 if given.quick else 4000
     rows, overhead = [], 0.0
     for executor, site in (("htex", "local"), ("threads", "local_threads")):
         alone, ours = measure(site, tasks)
         rows.append(row(executor, alone, ours, tasks))
         if executor == "htex":
-            overhead = sum(ours) / sum(alone)
+            # The median of pairs: one hiccup of the machine in one batch must not decide.
+            overhead = ratio(ours, alone)
     claims = [Claim("plugin_overhead", overhead, "<=", GOAL)]
-    finish("1000 tasks that do nothing", rows, claims, given.json_path)
+    finish(f"{tasks} tasks that do nothing", rows, claims, given.json_path)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from ckptflow.workflow.deadline import (
     deadlines_in,
     earliest,
 )
-from ckptflow.workflow.identity import CKPT, Identity, bind
+from ckptflow.workflow.identity import CKPT, Binder, Identity
 from ckptflow.workflow.portable import portable_result, raise_portable
 
 WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
@@ -135,12 +135,20 @@ class TaskFunction:
     """
 
     # Slots stay out of ``__dict__``, which functools.wraps copies into Parsl's own wrapper.
-    __slots__ = ("__dict__", "_function", "_identity", "_packed", "_signature")
+    __slots__ = (
+        "__dict__",
+        "_bind",
+        "_function",
+        "_identity",
+        "_packed",
+        "wants_checkpointer",  # Whether the function has a parameter ``ckpt``.
+    )
 
     def __init__(self, function: Callable[..., Any], identity: Identity) -> None:
         functools.update_wrapper(self, function)
         self._function, self._identity = function, identity
-        self._signature = inspect.signature(function)
+        signature = inspect.signature(function)
+        self._bind, self.wants_checkpointer = Binder(signature), CKPT in signature.parameters
         self._packed: bytes | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -158,11 +166,6 @@ class TaskFunction:
         """Where the function is defined: module and qualified name."""
         return self._function.__module__, self._function.__qualname__
 
-    @property
-    def wants_checkpointer(self) -> bool:
-        """Whether the function has a parameter ``ckpt``."""
-        return CKPT in self._signature.parameters
-
     def task_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the name of the task that a call is; the arguments have to be resolved.
 
@@ -170,7 +173,7 @@ class TaskFunction:
             ConfigError: an argument has no canonical bytes.
             TypeError: the call does not fit the function.
         """
-        return self._identity.task_name(bind(self._signature, args, kwargs))
+        return self._identity.task_name(self._bind(args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one attempt; called by Parsl on the worker."""

@@ -22,7 +22,7 @@ import hashlib
 import struct
 import types
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -33,6 +33,8 @@ from ckptflow.errors import ConfigError
 
 Fallback = Callable[[object], bytes | None]
 """Asked for a value of a type not known here; returns bytes for it, or ``None``."""
+
+_PLAIN_REPR = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 DEPTH_MAX = 100  # Deeper nesting is taken for a value that contains itself.
 
@@ -65,10 +67,36 @@ def plain_scalar(value: object) -> object:
     return value
 
 
+def encode_call(
+    function: tuple[str, str],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    fallback: Fallback | None = None,
+) -> bytes:
+    """Return bytes that stand for a call; like `encode`, but fast for plain arguments.
+
+    Raises:
+        ConfigError: an argument is of a type that has no canonical bytes.
+    """
+    if all(type(value) in _PLAIN_REPR for value in (*args, *kwargs.values())):
+        # Their repr is exact and tells them apart, and costs a tenth.
+        return repr((function, tuple(args), sorted(kwargs.items()))).encode(
+            "utf-8", "surrogatepass"
+        )
+    return encode((function, list(args), dict(kwargs)), fallback=fallback)
+
+
 def _tagged(tag: bytes, *parts: bytes) -> bytes:
     """Join a tag and parts so that no other tag and parts give the same bytes."""
-    lengths = struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts))
-    return b"".join((tag, b":", lengths, *parts))
+    return b"".join(
+        (tag, b":", _lengths(len(parts)).pack(len(parts), *map(len, parts)), *parts)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _lengths(count: int) -> struct.Struct:
+    return struct.Struct(f"<Q{count}Q")
 
 
 def _encode(value: object, fallback: Fallback | None, depth: int) -> bytes:

@@ -40,6 +40,7 @@ PARSL_PARAMETERS = frozenset(
 )  # fmt: skip
 
 _DIGITS = 16
+_POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _SAFE = re.compile(r"[A-Za-z0-9._-]")
 _LOOKS_LIKE_ANOTHER_TYPE = re.compile(
     r"-?(\d+(\.\d+)?(e-?\d+)?|inf|nan)|True|False|None|", re.ASCII
@@ -128,6 +129,38 @@ def bind(
         elif name != CKPT:
             arguments[name] = value
     return arguments
+
+
+class Binder:
+    """Does what `bind` does, fast for functions and calls without ``*`` and ``**``."""
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self._signature = signature
+        parameters = signature.parameters.values()
+        self._simple = all(parameter.kind is _POSITIONAL_OR_KEYWORD for parameter in parameters)
+        self._names = tuple(signature.parameters)
+        self._defaults = {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.default is not inspect.Parameter.empty
+        }
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments by parameter name; see `bind`."""
+        if self._simple and len(args) <= len(self._names):
+            given = dict(zip(self._names, args, strict=False))
+            arguments = {**self._defaults, **kwargs, **given}
+            arguments[CKPT] = None
+            fits = len(arguments) == len(self._names) + (CKPT not in self._names)
+            if (
+                fits
+                and CKPT not in given
+                and given.keys().isdisjoint(kwargs)
+                and arguments.keys() >= set(self._names)
+            ):
+                del arguments[CKPT]
+                return arguments
+        return bind(self._signature, args, kwargs)
 
 
 def _accepts(signature: inspect.Signature, name: str) -> bool:

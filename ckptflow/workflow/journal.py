@@ -25,6 +25,8 @@ from typing import Any, Self
 _BLOCK_BYTES = 1 << 20
 _WRITE_EVERY_S = 0.1
 
+_encoder = json.JSONEncoder(default=str, separators=(",", ":"))
+
 
 class Journal:
     """Adds events to a journal file, made if absent. Safe to use from several threads.
@@ -130,4 +132,4 @@ def _now() -> str:
 
 
 def _encode(record: Mapping[str, object]) -> bytes:
-    return json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"
+    return _encoder.encode(record).encode() + b"\n"

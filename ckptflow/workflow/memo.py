@@ -2,9 +2,10 @@
 
 Parsl's own memo file is a row of pickles. Cut anywhere, by a kill or a full disk, it stops the
 next run from starting, and a result whose class is gone does so too. This one frames each
-record and checks it, drops what is torn, and unpickles a result only when it is asked for. A
-record is written before the task's future is done, so it survives the death of the process;
-a thread syncs the file right after, many records at a time, so that it survives the machine's.
+record and checks it, drops what is torn, and unpickles a result only when it is asked for.
+Records are written and synced by a thread, about 50 ms after the task's result is known: a
+system call in the thread that hands out results would cost every task more than Parsl itself
+does. A process that is killed may lose the results of that moment; those tasks run again.
 
 File: 16 bytes of magic, then records. A record is ``u32 size, u32 CRC-32`` (little-endian) of a
 body, and the body: 32 bytes of key, then the pickled result. One file belongs to one run name,
@@ -18,6 +19,7 @@ bytes of the arguments are hashed; a task whose arguments have none is run and n
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import pickle
@@ -34,13 +36,14 @@ from parsl.dataflow.memoization import BasicMemoizer, id_for_memo
 from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.errors import ConfigError
-from ckptflow.workflow.canonical import digest_hex
+from ckptflow.workflow.canonical import encode_call
 
 MAGIC = b"CKPTFLOW-MEMO-1\n"
 
 _HEAD = struct.Struct("<II")
 _KEY_BYTES = 32
-_SYNC_EVERY_S = 0.1
+_WRITE_EVERY_S = 0.05
+_WAITING_BYTES_MAX = 64 << 20
 
 _log = logging.getLogger("ckptflow")
 
@@ -49,55 +52,81 @@ Notice = Callable[[TaskRecord, bool], None]
 
 
 class MemoFile:
-    """Appends to and reads a memo file. Safe to use from several threads."""
+    """Appends to and reads a memo file. Safe to use from several threads.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file; made if absent, and cut after its last sound record.
+        failed: told when records could not be written; the file is as it was then.
+    """
+
+    def __init__(
+        self, path: Path, *, failed: Callable[[str], None] = lambda _text: None
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        self._lock = threading.Lock()
-        self._dirty, self._over = threading.Event(), threading.Event()
-        self.path = path
+        self.path, self._failed = path, failed
         self._end_bytes = self._find_end()
         os.ftruncate(self._descriptor, self._end_bytes)
-        self._syncer = threading.Thread(target=self._sync, name="ckptflow-memo", daemon=True)
-        self._syncer.start()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._dirty, self._over = threading.Event(), threading.Event()
+        self._writer = threading.Thread(target=self._work, name="ckptflow-memo", daemon=True)
+        self._writer.start()
 
     def records(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each sound record, the oldest first: key and pickled result."""
+        """Yield each sound record in the file, the oldest first: key and pickled result."""
         for _, body in _records(self._descriptor):
             yield body[:_KEY_BYTES].decode("ascii", "replace"), body[_KEY_BYTES:]
 
     def append(self, key: str, pickled: bytes) -> None:
-        """Add a record; it is in the file when this returns, and on the disk soon after.
-
-        Raises:
-            OSError: it cannot be written; the file is as it was.
-        """
-        body = key.encode("ascii") + pickled
+        """Add a record; it is on the disk soon after. Waits only if too much is waiting."""
         assert len(key) == _KEY_BYTES, "keys are 32 hex digits"
+        body = key.encode("ascii") + pickled
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
         with self._lock:
-            written = 0
-            try:
-                while written < len(record):
-                    at = self._end_bytes + written
-                    written += os.pwrite(self._descriptor, record[written:], at)
-            except OSError:
-                os.ftruncate(self._descriptor, self._end_bytes)
-                raise
-            self._end_bytes += len(record)
-        if not self._dirty.is_set():
+            self._waiting.append(record)
+            self._waiting_bytes += len(record)
+            full = self._waiting_bytes > _WAITING_BYTES_MAX
+        if full:
+            self._write()
+        elif not self._dirty.is_set():
             self._dirty.set()
 
     def close(self) -> None:
-        """Sync and close the file."""
+        """Write and sync what is left, and close the file."""
         if self._over.is_set():
             return
         self._over.set()
         self._dirty.set()
-        self._syncer.join()
+        self._writer.join()
         os.close(self._descriptor)
+
+    def _work(self) -> None:
+        while not self._over.is_set():
+            self._dirty.wait()
+            self._over.wait(_WRITE_EVERY_S)  # What comes in meanwhile is written together.
+            self._dirty.clear()
+            self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            with self._lock:
+                records, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            data, written = b"".join(records), 0
+            try:
+                while written < len(data):
+                    at = self._end_bytes + written
+                    written += os.pwrite(self._descriptor, data[written:], at)
+                os.fsync(self._descriptor)
+            except OSError as error:
+                os.ftruncate(self._descriptor, self._end_bytes)
+                self._failed(
+                    f"{len(records)} results could not be written to {self.path}: {error}"
+                )
+            else:
+                self._end_bytes += len(data)
 
     def _find_end(self) -> int:
         """Return where the last sound record ends, after writing the magic into a new file."""
@@ -111,19 +140,6 @@ class MemoFile:
         if torn:
             _log.warning("%s: the last %d bytes were torn, and dropped.", self.path, torn)
         return end
-
-    def _sync(self) -> None:
-        while True:
-            self._dirty.wait()
-            self._dirty.clear()
-            over = self._over.is_set()  # Read before syncing: what came before it is synced.
-            try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                _log.warning("%s could not be synced: %s", self.path, error)
-            if over:
-                return
-            self._over.wait(_SYNC_EVERY_S)  # What comes in meanwhile is synced together.
 
 
 def _records(descriptor: int) -> Iterator[tuple[int, bytes]]:
@@ -171,7 +187,7 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
     def start(self, *, run_dir: str, config_run_dir: str) -> None:
         """Read the file; called by Parsl."""
         super().start(run_dir=run_dir, config_run_dir=config_run_dir)
-        self._file = MemoFile(self._path)
+        self._file = MemoFile(self._path, failed=self._note_failure)
         self._stored = dict(self._file.records())
         _log.info("%s: %d results of finished tasks", self._path, len(self._stored))
 
@@ -191,7 +207,7 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         return found
 
     def update_memo_result(self, task: TaskRecord, r: Any) -> None:
-        """Remember a result; called by Parsl before the task's future is done.
+        """Remember a result; called by Parsl.
 
         What goes wrong is noted in ``failures``: an error raised here would hang the task.
         """
@@ -204,13 +220,17 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         try:
             self._file.append(key, _pickled(r))
         except Exception as error:  # noqa: BLE001  Pickling runs the user's code.
-            text = f"The result of {task['func_name']}() will not be remembered: {error}"
-            self.failures.append(text)
-            _log.warning(text)
+            self._note_failure(
+                f"The result of {task['func_name']}() will not be remembered: {error}"
+            )
 
     def remembers(self, task: TaskRecord) -> bool:
         """Tell whether a rerun will find the result of a finished task."""
         return task["hashsum"] is not None
+
+    def _note_failure(self, text: str) -> None:
+        self.failures.append(text)
+        _log.warning(text)
 
     def _recall(self, key: str) -> Future[Any] | None:
         pickled = self._stored.get(key)
@@ -233,12 +253,11 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         kwargs = {name: value for name, value in task["kwargs"].items() if name not in ignored}
         function = (task["func"].__module__, task["func"].__name__)
         try:
-            return digest_hex(
-                (function, list(task["args"]), kwargs), digits=_KEY_BYTES, fallback=_registered
-            )
+            call = encode_call(function, task["args"], kwargs, fallback=_registered)
         except ConfigError as error:
             _log.warning("A call of %s() will not be remembered: %s", task["func_name"], error)
             return None
+        return hashlib.sha256(call).hexdigest()[:_KEY_BYTES]
 
     def _is_ours(self, output: object) -> bool:
         """Tell whether an output file lies below the runs' folder, where Parsl put it."""

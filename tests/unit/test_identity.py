@@ -22,8 +22,8 @@ from parsl.data_provider.files import File
 
 from ckptflow.errors import ConfigError
 from ckptflow.model import LineageId
-from ckptflow.workflow.canonical import digest_hex, encode
-from ckptflow.workflow.identity import NAME_MAX, Identity, bind, identity_of
+from ckptflow.workflow.canonical import digest_hex, encode, encode_call
+from ckptflow.workflow.identity import NAME_MAX, Binder, Identity, bind, identity_of
 
 by_seed = Identity("train", ("seed",))
 
@@ -273,3 +273,39 @@ def test_bind_lets_parsl_parameters_pass_that_the_function_lacks() -> None:
     assert bind(inspect.signature(train), (1,), {"walltime": 5}) == {"seed": 1}
     with pytest.raises(TypeError, match="unexpected keyword"):
         bind(inspect.signature(train), (1,), {"sed": 5})
+
+
+def plain(a: int, b: int = 2, ckpt: object = None) -> None: ...
+def no_ckpt(a: int, b: int = 2) -> None: ...
+def starred(a: int, *rest: int, ckpt: object) -> None: ...
+def keywords(a: int, *, b: int = 2, **more: int) -> None: ...
+
+
+@pytest.mark.parametrize("function", [plain, no_ckpt, starred, keywords])
+@given(
+    args=st.lists(st.integers(), max_size=4),
+    kwargs=st.dictionaries(st.sampled_from(["a", "b", "c", "ckpt", "walltime"]), st.integers()),
+)
+def test_the_fast_way_to_bind_agrees_with_the_slow_one(
+    function: Any, args: list[int], kwargs: dict[str, int]
+) -> None:
+    signature = inspect.signature(function)
+    try:
+        expected = bind(signature, args, kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            Binder(signature)(args, kwargs)
+    else:
+        assert Binder(signature)(args, kwargs) == expected
+
+
+@given(
+    st.lists(values, max_size=3), st.lists(values, max_size=3),
+    st.dictionaries(st.text(max_size=2), values, max_size=2),
+    st.dictionaries(st.text(max_size=2), values, max_size=2),
+)  # fmt: skip
+def test_equal_bytes_of_calls_mean_equal_calls(
+    left: list[Any], right: list[Any], these: dict[str, Any], those: dict[str, Any]
+) -> None:
+    found = [encode_call(("m", "f"), *call) for call in ((left, these), (right, those))]
+    assert (found[0] == found[1]) == (same(left, right) and same(these, those))

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from parsl.dataflow.memoization import id_for_memo
 
+from ckptflow.workflow import memo as memo_module
 from ckptflow.workflow.memo import MAGIC, DurableMemoizer, MemoFile
 
 KEYS = [f"{number:032x}" for number in range(4)]
@@ -122,11 +124,12 @@ def test_a_foreign_file_is_started_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == MAGIC
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(
+def test_a_full_disk_leaves_the_file_as_it_was_and_is_told(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, pwrite = whole.read_bytes(), os.pwrite
-    file = MemoFile(whole)
+    told: list[str] = []
+    file = MemoFile(whole, failed=told.append)
     calls = 0
 
     def fill_up(descriptor: int, data: bytes, at: int) -> int:
@@ -137,10 +140,12 @@ def test_a_full_disk_leaves_the_file_as_it_was(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", fill_up)
-    with pytest.raises(OSError, match="No space left"):
-        file.append("f" * 32, b"new")
+    file.append("f" * 32, b"new")
     file.close()
     assert whole.read_bytes() == before
+    assert len(told) == 1
+    assert "1 results could not be written" in told[0]
+    assert "No space left" in told[0]
 
 
 def test_many_threads_do_not_mix_records(tmp_path: Path) -> None:
@@ -184,13 +189,27 @@ def test_within_a_run_the_same_call_is_not_run_again(tmp_path: Path) -> None:
     memo.close()
 
 
-def test_a_result_is_in_the_file_before_its_future_is_done(tmp_path: Path) -> None:
+def test_a_result_reaches_the_file_without_being_asked_to(tmp_path: Path) -> None:
+    """A SIGKILL a moment later finds it there."""
     memo = memoizer(tmp_path / "memo")
     remember(memo, task(1), "one")
-    copy = tmp_path / "copy"
-    copy.write_bytes((tmp_path / "memo").read_bytes())  # As a SIGKILL would leave it.
+    limit = time.monotonic() + 60
+    while (tmp_path / "memo").stat().st_size == len(MAGIC):
+        assert time.monotonic() < limit
+        time.sleep(0.005)
     memo.close()
-    assert len(contents(copy)) == 1
+    assert len(contents(tmp_path / "memo")) == 1
+
+
+def test_more_than_memory_should_hold_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo_module, "_WAITING_BYTES_MAX", 1000)
+    monkeypatch.setattr(memo_module, "_WRITE_EVERY_S", 3600.0)
+    file = MemoFile(tmp_path / "memo")
+    file.append(KEYS[0], b"x" * 2000)
+    assert (tmp_path / "memo").stat().st_size > 2000
+    file.close()
 
 
 def test_failures_are_not_remembered(tmp_path: Path) -> None:
