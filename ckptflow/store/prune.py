@@ -15,7 +15,7 @@ from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
 from ckptflow.store.catalog import Found, Lineage
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Sweeping, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,13 @@ def prune(
     in_flight: Collection[CheckpointId] = (),
     on_deleted: Callable[[str], None] = lambda _key: None,
 ) -> PrunePlan:
-    """Carry out `plan_prune` and return the plan."""
+    """Carry out `plan_prune` and return the plan; sweep up after killed writers."""
     plan = plan_prune(lineage, tier, retention, in_flight=in_flight)
     for key in (*plan.manifests, *plan.packs):
         tier.delete(key)
         on_deleted(key)
+    if isinstance(tier, Sweeping):
+        tier.sweep(lineage.id.prefix)
     return plan
 
 

@@ -134,12 +134,13 @@ class PosixTier:
         with self._translated("delete", key), contextlib.suppress(FileNotFoundError):
             self._path(key).unlink()
 
-    def sweep(self, *, now_s: float | None = None) -> int:
-        """Remove files that killed writers left behind a day ago or earlier; count them."""
+    def sweep(self, prefix: str = "", *, now_s: float | None = None) -> int:
+        """See `Sweeping.sweep`; a writer that began a day ago is taken for dead."""
         limit = (time.time() if now_s is None else now_s) - _PARTIAL_AGE_S
         removed = 0
-        with self._translated("sweep", ""):
-            for path in self._root.rglob(f".*{durable.PARTIAL_SUFFIX}"):
+        with self._translated("sweep", prefix):
+            folder = self._root / check_key(prefix, prefix=True)
+            for path in folder.rglob(f".*{durable.PARTIAL_SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # Its writer was faster.
                     if path.stat(follow_symlinks=False).st_mtime < limit:
                         path.unlink()

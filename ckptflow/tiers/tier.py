@@ -104,6 +104,18 @@ class Tier(Protocol):
         ...
 
 
+@runtime_checkable
+class Sweeping(Protocol):
+    """A tier on which killed writers leave something behind that is no key."""
+
+    def sweep(self, prefix: str) -> int:
+        """Remove what they left below the folder ``prefix``, and count it.
+
+        Only what surely has no writer any more.
+        """
+        ...
+
+
 def is_key_part(name: str) -> bool:
     """Tell whether ``name`` may stand between the slashes of a key."""
     return _PART.fullmatch(name) is not None

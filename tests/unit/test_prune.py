@@ -6,7 +6,9 @@ save runs between any two calls that a prune makes, and a prune between any two 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from ckptflow.store.prune import PrunePlan, plan_prune, prune
 from ckptflow.store.resume import read_state
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
 SaveState = Callable[..., Lineage]
@@ -295,6 +298,26 @@ def test_strangers_are_left_alone(disk: MemoryTier) -> None:
         disk.put(key, [b"x"])
     run(disk, 1)
     assert set(strangers) <= set(disk.iter_keys(""))
+
+
+def test_what_killed_writers_left_is_swept_up(tmp_path: Path, save_state: SaveState) -> None:
+    """Each kill may leave the part of a pack, which nothing else would ever remove."""
+    tier = PosixTier(tmp_path)
+    save_state(tier, str(LINEAGE), 1, state_of(1))
+    old, new, other = (
+        tmp_path / folder / f".{number}.partial"
+        for number, folder in enumerate(
+            [f"{PREFIX}packs", f"{PREFIX}packs", "lineages/exp/another"]
+        )
+    )
+    other.parent.mkdir()
+    for path in (old, new, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    run(tier, 1)
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+    assert steps_restored(tier) == [1]
 
 
 # --- crashes and company ---
