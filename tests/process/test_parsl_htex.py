@@ -346,3 +346,52 @@ def test_a_dead_interchange_fails_loudly_instead_of_hanging(
     assert code == 1
     assert len(problems) == 1
     assert processes_of(store) == []
+
+
+ZOMBIE = """
+    import json, os, signal, sys, time
+    from ckptflow.errors import FencedError
+    import ckptflow as cf
+
+    @cf.python_app(key=("name",), every=1)
+    def survive(name, steps, notes, ckpt):
+        state = ckpt.restore({"i": 0, "x": 1.0})
+        if ckpt.attempt == 1:
+            # As if the manager's node had lost its network: this worker goes on alone.
+            os.kill(os.getppid(), signal.SIGKILL)
+            steps = 10**9
+        try:
+            while state["i"] < steps:
+                state["i"] += 1
+                state["x"] *= 1.0001
+                ckpt.step(state["i"], state)
+                time.sleep(0.02 if ckpt.attempt == 1 else 0)
+            ckpt.wait()
+        except FencedError as error:
+            with open(notes, "w") as file:
+                file.write(str(error))
+            raise
+        return [ckpt.attempt, ckpt.restored_step, state["i"], state["x"]]
+
+    if __name__ == "__main__":
+        overrides = {"executor.heartbeat_period": 1, "executor.heartbeat_threshold": 3}
+        options = {"site": "local", "store": sys.argv[1], "overrides": overrides}
+        with cf.run("exp", **options, retries=1) as run:
+            print(json.dumps(survive("a", 1500, sys.argv[2]).result()))
+        print(run.summary().tasks[0].lost)
+"""
+
+
+def test_a_worker_that_was_given_up_cannot_commit_beside_its_retry(
+    tmp_path: Path, store: Path
+) -> None:
+    """The manager is killed; its worker runs on as a second live writer, and is fenced."""
+    notes = tmp_path / "fenced.txt"
+    lines = start(tmp_path, ZOMBIE, store, notes).finish().splitlines()
+    attempt, restored, steps, x = json.loads(lines[0])
+    assert attempt == 2
+    assert restored > 0
+    assert steps == 1500
+    assert x == math.prod([1.0001] * 1500)
+    assert lines[1] == "1"
+    assert "attempt 2 has taken over from attempt 1" in notes.read_text()
