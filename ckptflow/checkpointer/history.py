@@ -21,7 +21,7 @@ class History:
 
     Args:
         lineage: the checkpoints of the task.
-        attempt: its number, if it was claimed already; then it has gone on already, too.
+        attempt: its number, if it was claimed already, by this process or another one.
         note: told, in a sentence, of everything that was skipped.
     """
 
@@ -59,7 +59,7 @@ class History:
         Raises:
             ConfigError: there are.
         """
-        if self._attached or self._looked:
+        if self._looked or self._is_on_record():
             return
         if existing := self.lineage.valid():
             raise ConfigError(
@@ -70,10 +70,16 @@ class History:
 
     def recorder(self) -> Callable[[], None] | None:
         """Return what records where this attempt began, or ``None`` if that is done."""
-        if self._attached:
+        if self._is_on_record():
             return None
         start = self.restored.id if self.restored else None
         return partial(self.lineage.record_resume, self.claim(), start)
+
+    def _is_on_record(self) -> bool:
+        """Tell whether another process of this attempt has recorded already where it began."""
+        return self._attached and any(
+            one.attempt == self.attempt and one.resume for one in self.lineage.attempts()
+        )
 
     def bases(self) -> dict[str, Base]:
         """Return what was restored, by the name of each tier that holds all of it."""

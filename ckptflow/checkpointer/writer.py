@@ -215,6 +215,8 @@ class Writer:
             self._fail(ticket, error)
 
     def _prune(self, tier: Tier) -> None:
+        if self._retention.newest is None:
+            return  # All are kept, and to look at all after each save would cost more and more.
         try:
             # Whoever was overtaken does not know any more what others still need.
             self._lineage.check_fence(self._attempt)

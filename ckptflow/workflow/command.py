@@ -32,8 +32,6 @@ from parsl.app.errors import BashExitFailure
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, Preempted
-from ckptflow.model import LineageId
-from ckptflow.store.catalog import Lineage
 from ckptflow.workflow.attempt import (
     Attempt,
     TaskFunction,
@@ -101,22 +99,17 @@ class AttachedCheckpointer(Checkpointer):
         deadline = Deadline(fields["ends_at_s"], fields["margin_s"], fields["ends"])
         watch = StopWatch(self._signals, deadline, lambda: self.save_time_s)
         self._signals.__enter__()
-        tiers, number = opened_tiers(fields["tiers"]), fields["attempt"]
-        lineage = Lineage(tiers, LineageId(fields["run"], fields["task"]))
-        # The first program of a command says where the attempt went on from; others must not.
-        begun = any(one.attempt == number and one.resume for one in lineage.attempts())
         super().__init__(
-            tiers,
+            opened_tiers(fields["tiers"]),
             run=fields["run"],
             task=fields["task"],
-            attempt=number if begun else None,
+            attempt=fields["attempt"],
             every=fields["every"],
             keep=fields["keep"],
             flush_every=fields["flush_every"],
             stop=watch,
             **objects,
         )
-        self._history.attempt = number
 
     def __enter__(self) -> Self:
         return self
