@@ -249,6 +249,11 @@ class Lineage:
         record = {"attempt": attempt, "ended": _now(), **outcome}
         self.fence_tier.put(self._attempt_key(attempt, "end"), [_json(record)])
 
+    def newest_resumed(self) -> int:
+        """Return the newest attempt that has said where it goes on from, 0 if none has."""
+        numbers = (number for number, what in self._attempt_keys() if what == "resume")
+        return max(numbers, default=0)
+
     def attempts(self) -> list[AttemptRecord]:
         """Return what is recorded of each attempt, the oldest first."""
         kinds: dict[int, set[str]] = {}

@@ -65,8 +65,7 @@ def plan_prune(
     newest = max((one.found.id for one in here if not one.found.void), default=None)
     # A writer that was overtaken after its packs but before its commit leaves a void manifest
     # only if the resume record is there; before that its packs stay.
-    resumed = [record.attempt for record in lineage.attempts() if record.resume is not None]
-    newest_attempt = max(resumed, default=0)
+    newest_attempt = lineage.newest_resumed()
     doomed = [
         key
         for key in sorted(present - needed)

@@ -93,7 +93,7 @@ class PosixTier:
             left = max(0, os.fstat(descriptor).st_size - start_bytes)
             data = bytearray(left if size_bytes is None else min(size_bytes, left))
             filled = _read_full(descriptor, memoryview(data), start_bytes)
-        return bytes(data[:filled])
+        return bytes(memoryview(data)[:filled])
 
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
         """See `Tier.read_into`."""
