@@ -601,6 +601,40 @@ def _lineage_id() -> Any:
     return Checkpointer(MemoryTier()).lineage.id
 
 
+# --- attempts that are claimed already ---
+
+
+def test_programs_of_one_attempt_follow_each_other(disk: MemoryTier) -> None:
+    """The first says where the attempt went on from; what it saves is not void for the next."""
+    run(disk, 4)
+    lineage = Lineage([disk], _lineage_id())
+    attempt = lineage.claim()
+    for expected in (4, 5, 6):
+        with Checkpointer(disk, attempt=attempt, keep="all") as ckpt:
+            assert (ckpt.claimed, ckpt.attempt) == (True, 2)
+            state = ckpt.restore(fresh())
+            assert state["i"] == expected
+            advance(state)
+            ckpt.save(state["i"], state)
+    assert steps_of(ckpt) == [7, 6, 5, 4, 2]
+    records = lineage.attempts()
+    assert [record.attempt for record in records] == [1, 2]
+    assert records[1].resume is not None
+    assert records[1].resume["step"] == 4
+
+
+def test_the_first_program_of_an_attempt_may_not_ignore_what_is_there(
+    disk: MemoryTier,
+) -> None:
+    run(disk, 4)
+    attempt = Lineage([disk], _lineage_id()).claim()
+    with (
+        Checkpointer(disk, attempt=attempt) as ckpt,
+        pytest.raises(ConfigError, match="which this attempt did not restore"),
+    ):
+        ckpt.save(1, fresh())
+
+
 # --- exports ---
 
 
