@@ -78,9 +78,9 @@ def train(store: Path, *, run: str, steps: int, every: int, seed: int) -> tuple[
             loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
             loss.backward()
             optimizer.step()
-            ckpt.step(
-                step + 1
-            )  # So many steps are done: all objects are between two steps now.
+            ckpt.step(step)  # It is complete: all objects are between two steps now.
+        if ckpt.last_step is None or ckpt.last_step < steps - 1:
+            ckpt.save(steps - 1)  # The end is worth keeping whatever the interval says.
     model.eval()
     with torch.no_grad():
         found = model(torch.from_numpy(data.test_images)).argmax(dim=1)

@@ -217,9 +217,10 @@ class Checkpointer:
         return restored.state["state"]  # type: ignore[no-any-return]
 
     def resume(self) -> int:
-        """Restore the objects given at construction; return the step to go on from.
+        """Restore the objects given at construction; return the step to go on with.
 
-        That is the step given to the newest save, or 0 when there is none.
+        For ``for step in range(ckpt.resume(), total)`` with ``ckpt.step(step)`` at the end of
+        each step: that is the step after the one that was saved, or 0 when nothing was.
         """
         if not self._objects:
             raise ConfigError(
@@ -227,7 +228,7 @@ class Checkpointer:
                 "Use restore(state)."
             )
         self.restore()
-        return self.restored_step or 0
+        return 0 if self.restored_step is None else self.restored_step + 1
 
     # --- save ---
 

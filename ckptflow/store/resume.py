@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptflow.data.regions import plan_restore
-from ckptflow.errors import CorruptionError, FormatError, NotFoundError, RestoreError
+from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.layout import Base
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 
-_NOT_THIS_ONE = (CorruptionError, FormatError, NotFoundError)
+_NOT_THIS_ONE = (CorruptionError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ def restore_newest(
     Raises:
         NotFoundError: ``step`` was asked for and does not exist.
         StateError: ``target`` does not fit; nothing was written to it.
+        FormatError: the newest one that is not damaged was written by a newer version. It is
+            not passed over: whoever went on from an older one would make it void.
         RestoreError: there are checkpoints, but none of them could be restored. ``target``
             may then be partly overwritten: build it anew before starting from step 0.
     """

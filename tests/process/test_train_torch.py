@@ -63,7 +63,7 @@ def test_killed_twice_it_ends_in_the_same_bits(repository: Path, tmp_path: Path)
     first = start_and_kill(killed, tmp_path / "b", beyond=0)
     second = start_and_kill(killed, tmp_path / "b", beyond=first)
     finished = run(killed)
-    assert f"starting at step {second} of {STEPS}" in finished
+    assert f"starting at step {second + 1} of {STEPS}" in finished
     assert 0 < first < second < STEPS
     assert finished.splitlines()[-1] == undisturbed.splitlines()[-1]
     accuracy = re.search(r"accuracy=([\d.]+) sha256=[0-9a-f]{64}", finished)

@@ -132,7 +132,7 @@ def test_objects_given_at_construction(disk: MemoryTier) -> None:
         ckpt.step(5)
     model, data = Model(), {"seen": 0}
     with Checkpointer(disk, model=model, data=data) as ckpt:
-        assert ckpt.resume() == 5
+        assert ckpt.resume() == 6  # Step 5 is complete.
     assert model.w.tolist() == [3.0] * 30
     assert data == {"seen": 11}
 

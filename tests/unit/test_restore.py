@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckptflow import manifest as manifest_file
 from ckptflow.errors import (
     CorruptionError,
+    FormatError,
     NotFoundError,
     RestoreError,
     StateError,
@@ -414,3 +416,17 @@ def test_roots_that_differ_although_all_frames_are_sound(near: MemoryTier) -> No
         read_checkpoint(
             [near], replace(manifest, regions=(wrong, *manifest.regions[1:])), buffers
         )
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(near: MemoryTier) -> None:
+    """Whoever went on from an older one would make it void, and its work would be lost."""
+    newest = Lineage([near], LINEAGE).valid()[0].id
+    key = f"{LINEAGE.prefix}/{newest.manifest_key}"
+    body = bytearray(near.get(key)[: -manifest_file.SEAL_BYTES])
+    body[8:12] = (2).to_bytes(4, "little")
+    near.put(key, [body + manifest_file.seal(bytes(body))])
+    target = blank()
+    untouched = bits(target)
+    with pytest.raises(FormatError, match=r"format version 2.*Install a newer ckptflow"):
+        restored(near, target=target)
+    assert bits(target) == untouched
