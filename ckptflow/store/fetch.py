@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,10 @@ from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB, MIB
 
 DIRECT_BYTES = 64 * KIB  # Raw extents from this size on are read straight into place.
+GAP_BYTES = 32 * KIB  # Smaller than any direct extent: see `fill`.
 READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
+
+_Task: TypeAlias = "tuple[Pack, Callable[[Tier], None]]"
 
 _COPY_FAILED = (NotFoundError, TierError, CorruptionError)
 
@@ -66,18 +70,30 @@ def fill(
 
     Raises:
         CorruptionError: some pack, or with ``check_frames`` some frame, has no sound copy.
+
+    Direct reads come first. They also read what lies between two extents of a pack, if that
+    is short: one read costs less than two. So stale bytes get into short gaps, which belong
+    to small pieces and patterns; those are written afterwards. No gap is as long as the
+    extents that are read directly, so none of these is ever overwritten.
     """
     counts = [entry.extent_count for entry in manifest.regions]
     region = np.repeat(np.arange(len(counts)), np.array(counts, np.intp))
     table = manifest.extents
     sizes = np.array([entry.size_bytes for entry in manifest.regions], np.uint64)
     start = starts_of(table.length) - starts_of(sizes)[region]
-    _fill_patterns(manifest, buffers, region, start)
+    direct: list[_Task] = []
+    scattered: list[_Task] = []
     for number, pack in enumerate(packs):
         rows = np.flatnonzero(table.pack == number)
         rows = rows[np.argsort(table.source[rows], kind="stable")]
         pieces = _Pieces(region[rows], start[rows], table.length[rows], table.source[rows])
-        _fill_from(pack, pieces, buffers, pool, check_frames=check_frames)
+        tasks = _tasks(pack, pieces, buffers, check_frames=check_frames)
+        direct += tasks[0]
+        scattered += tasks[1]
+    for tasks_of_a_kind in (direct, scattered):
+        for _ in pool.map(lambda task: task[0].first_sound(task[1]), tasks_of_a_kind):
+            pass
+    _fill_patterns(manifest, buffers, region, start)
 
 
 def _fill_patterns(
@@ -94,40 +110,29 @@ def _fill_patterns(
         fill_ranges(target, start[part], table.length[part], table.source[part])
 
 
-def _fill_from(
-    pack: Pack,
-    pieces: _Pieces,
-    buffers: Sequence[memoryview],
-    pool: ThreadPoolExecutor,
-    *,
-    check_frames: bool,
-) -> None:
-    """Copy pieces of one pack to where they belong."""
+def _tasks(
+    pack: Pack, pieces: _Pieces, buffers: Sequence[memoryview], *, check_frames: bool
+) -> tuple[list[_Task], list[_Task]]:
+    """Return what copies pieces of one pack to where they belong: directly, and by scratch."""
     frames = pack.frames()
     frame, pieces = _split_at_frames(pieces, frames)
-    direct = (
+    is_direct = (
         (frames.codec[frame] == Codec.RAW)
         & (pieces.length >= np.uint64(DIRECT_BYTES))
         & (not check_frames)
     )
-    tasks: list[Callable[[Tier], None]] = []
-    shift = (frames.offset - frames.plain_start)[frame[direct]]
-    for region, start, offset, length in _joined_reads(pieces.rows(direct), shift):
-        tasks.append(_direct_read(pack, buffers[region][start : start + length], offset))
-    rest, frame = pieces.rows(~direct), frame[~direct]
-    tasks += [
-        _frame_read(
-            pack,
-            frames,
-            int(frame[group.start]),
-            rest.rows(group),
-            buffers=buffers,
-            check=check_frames,
-        )
-        for group in _groups(frame)
+    shift = (frames.offset - frames.plain_start)[frame[is_direct]]
+    direct: list[_Task] = [
+        (pack, _direct_read(pack, buffers[region][start : start + length], offset))
+        for region, start, offset, length in _joined_reads(pieces.rows(is_direct), shift)
     ]
-    for _ in pool.map(pack.first_sound, tasks):
-        pass
+    rest, frame = pieces.rows(~is_direct), frame[~is_direct]
+    scattered: list[_Task] = []
+    for group in _groups(frame):
+        number, part = int(frame[group.start]), rest.rows(group)
+        read = _frame_read(pack, frames, number, part, buffers=buffers, check=check_frames)
+        scattered.append((pack, read))
+    return direct, scattered
 
 
 def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.intp], _Pieces]:
@@ -149,19 +154,21 @@ def _joined_reads(
     pieces: _Pieces, shift: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield (region, start, offset in the object, length) of reads up to `READ_BYTES`."""
-    offset = pieces.source.astype(np.int64) + shift
-    length, start = pieces.length.astype(np.int64), pieces.start.astype(np.int64)
+    start, length = pieces.start.astype(np.int64), pieces.length.astype(np.int64)
+    offset, end = pieces.source.astype(np.int64) + shift, start + length
+    gap = start[1:] - end[:-1]
     follows = (
         (pieces.region[1:] == pieces.region[:-1])
-        & (start[1:] == start[:-1] + length[:-1])
-        & (offset[1:] == offset[:-1] + length[:-1])
+        & (offset[1:] - start[1:] == offset[:-1] - start[:-1])
+        & (gap >= 0)
+        & (gap <= GAP_BYTES)
     )
     for group in _edges_to_slices(np.flatnonzero(~follows) + 1, len(length)):
-        total = int(length[group].sum())
+        first, total = int(start[group.start]), int(end[group.stop - 1] - start[group.start])
         for done in range(0, total, READ_BYTES):
             yield (
                 int(pieces.region[group.start]),
-                int(start[group.start]) + done,
+                first + done,
                 int(offset[group.start]) + done,
                 min(READ_BYTES, total - done),
             )
