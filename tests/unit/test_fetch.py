@@ -1,6 +1,7 @@
 """Reads straight into place, and over short gaps, whatever was changed.
 
-A read that went wrong would be mended by the second, careful pass; so the notes have to be empty.
+A read that went wrong would be mended by the second, careful pass; so the notes have to be
+empty.
 """
 
 from __future__ import annotations
