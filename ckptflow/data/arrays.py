@@ -144,14 +144,6 @@ def describe(value: Any) -> LiveArray | None:
     return _describe_exporter(value)
 
 
-def is_array(value: Any) -> bool:
-    """Tell whether ``value`` is an array leaf, storable or not."""
-    try:
-        return describe(value) is not None
-    except Unsupported:
-        return True
-
-
 def is_jax_array(value: Any) -> bool:
     """Tell whether ``value`` is a jax.Array, without importing jax."""
     array_type = getattr(sys.modules.get("jax"), "Array", None)

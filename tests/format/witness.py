@@ -1,7 +1,8 @@
 """Read again, with the independent reader, every checkpoint that a test leaves in its folder.
 
 A pytest plugin. After each test it looks through the test's folder for stores and reads the
-newest checkpoint of each lineage, checking all that the format page tells a reader to check.
+checkpoints of each lineage, the newest first, checking all that the format page tells a reader
+to check.
 Tests that damage a store, or write one that must be refused, are marked ``damaged_store``.
 """
 
@@ -17,7 +18,7 @@ STATE_BYTES_MAX = 64 << 20  # Of one test: what is larger would cost more than i
 
 
 def read_again(folder: Path, *, state_bytes_max: int = STATE_BYTES_MAX) -> list[Path]:
-    """Read the newest checkpoint of each lineage of each store, and return what was read.
+    """Read the checkpoints of each lineage of each store, and return whose were read.
 
     Once ``state_bytes_max`` would be passed, larger states are left out.
 
@@ -27,7 +28,7 @@ def read_again(folder: Path, *, state_bytes_max: int = STATE_BYTES_MAX) -> list[
     done = []
     for mark in sorted(folder.rglob("ckptflow-store.json")):
         for lineage in sorted(mark.parent.glob("lineages/*/*")):
-            for checkpoint in checkpoints(mark.parent, *lineage.parts[-2:])[-1:]:
+            for checkpoint in reversed(checkpoints(mark.parent, *lineage.parts[-2:])):
                 document, _ = read_manifest(checkpoint)
                 if document["state_bytes"] <= state_bytes_max:
                     state_bytes_max -= document["state_bytes"]

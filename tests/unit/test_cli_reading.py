@@ -112,6 +112,7 @@ def test_ls_of_one_task(cli: Cli) -> None:
     assert found["attempts"][0]["resume"]["step"] is None
 
 
+@pytest.mark.damaged_store
 def test_ls_shows_void_and_unreadable_ones(cli: Cli, store: Path) -> None:
     lineage = Lineage([PosixTier(store)], LineageId("exp", "a"))
     lineage.record_resume(lineage.claim(), CheckpointId(2, 1))
@@ -208,6 +209,7 @@ def test_verify(cli: Cli) -> None:
     assert len(cli.json("verify", "exp/a@3")["copies"]) == 1
 
 
+@pytest.mark.damaged_store
 def test_verify_finds_damage_and_says_where(cli: Cli, store: Path) -> None:
     damage_pack(store, "a", 3)
     result = cli("verify", "exp")
