@@ -4,22 +4,19 @@ Everything else is in pyproject.toml. ``optional=True``: where no C++ compiler i
 install goes on and ckptflow uses numba, or NumPy; the digests are the same bits.
 """
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 NATIVE = "ckptflow/native"
+SOURCES = ["module.cpp", "py_diff.cpp", "py_digest.cpp", "py_filters.cpp", "py_ranges.cpp"]
 
 setup(
     ext_modules=[
         Extension(
             "ckptflow.native._core",
-            [f"{NATIVE}/module.cpp"],
-            depends=[
-                f"{NATIVE}/ckh128.h",
-                f"{NATIVE}/ckh128_keys.inc",
-                f"{NATIVE}/ckh128_cpu.hpp",
-                f"{NATIVE}/diff.hpp",
-                f"{NATIVE}/ranges.hpp",
-            ],
+            [f"{NATIVE}/{name}" for name in SOURCES],
+            depends=sorted(str(path) for path in Path(NATIVE).glob("*.[hi]*")),
             include_dirs=[NATIVE],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden", "-pthread"],

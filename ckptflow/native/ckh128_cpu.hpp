@@ -55,7 +55,7 @@ struct KeyTables {
         for (std::size_t j = 0; j < kTableKeys; j++) level1[j] = ckh_level1_key(j);
     }
 };
-static const KeyTables key_tables;
+inline const KeyTables key_tables;
 
 // Eight whole bytes as one pair of words. The copy is one load, whatever the alignment.
 CKH_FORCE_INLINE ckh_u64 load_pair(const ckh_u8 *bytes) {
