@@ -65,7 +65,7 @@ def arguments(description: str | None) -> Arguments:
     first_line = (description or "").strip().partition("\n")[0]
     parser = argparse.ArgumentParser(description=first_line)
     parser.add_argument(
-        "--quick", action="store_true", help="smaller and fewer, at most 40 seconds"
+        "--quick", action="store_true", help="smaller and fewer, at most a minute"
     )
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write results and claims there, too"
@@ -112,11 +112,14 @@ def finish(
 ) -> None:
     """Print the table and the claims, and write both as JSON if that was asked for."""
     table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+    for name, value in rows[0].items():
+        text = isinstance(value, str)
+        table.add_column(
+            name.replace("_", " "), justify="left" if text else "right", no_wrap=text
+        )
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(width=None if os.isatty(1) else 120).print(table)
+    Console(width=None if os.isatty(1) else 160).print(table)
     if json_path is not None:
         report = {
             "title": title,
@@ -139,7 +142,9 @@ def finish(
 
 
 def _cell(value: Value) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _machine() -> dict[str, Value]:
