@@ -85,21 +85,47 @@ CKH_FORCE_INLINE std::size_t mark_words(const ckh_u8 *words, std::size_t any, st
 // What the instruction sets do differently. `split` puts byte j of word i at planes[j * stride
 // + i], `join` undoes that; both for any word from 1 to 16 bytes.
 struct PortableSteps {
+    static constexpr std::size_t kLineWords = 64;  // Whole cache lines of each plane in turn.
+
     template <std::size_t fixed>
     static void split_words(const ckh_u8 *words, std::size_t any, std::size_t first,
                             std::size_t count, ckh_u8 *planes, std::size_t stride) {
-        const std::size_t word = fixed != 0 ? fixed : any;
-        for (std::size_t i = first; i < count; i++) {
-            for (std::size_t j = 0; j < word; j++) planes[j * stride + i] = words[i * word + j];
+        if (fixed != 0) {  // The compiler unrolls it, or has vectors for it.
+            const std::size_t word = fixed;
+            for (std::size_t i = first; i < count; i++) {
+                for (std::size_t j = 0; j < word; j++) planes[j * stride + i] = words[i * word + j];
+            }
+            return;
+        }
+        const std::size_t word = any;
+        for (std::size_t end; first < count; first = end) {
+            end = count - first < kLineWords ? count : first + kLineWords;
+            for (std::size_t j = 0; j < word; j++) {
+                for (std::size_t i = first; i < end; i++) {
+                    planes[j * stride + i] = words[i * word + j];
+                }
+            }
         }
     }
 
     template <std::size_t fixed>
     static void join_words(const ckh_u8 *planes, std::size_t stride, std::size_t any,
                            std::size_t first, std::size_t count, ckh_u8 *words) {
-        const std::size_t word = fixed != 0 ? fixed : any;
-        for (std::size_t i = first; i < count; i++) {
-            for (std::size_t j = 0; j < word; j++) words[i * word + j] = planes[j * stride + i];
+        if (fixed != 0) {  // The compiler unrolls it, or has vectors for it.
+            const std::size_t word = fixed;
+            for (std::size_t i = first; i < count; i++) {
+                for (std::size_t j = 0; j < word; j++) words[i * word + j] = planes[j * stride + i];
+            }
+            return;
+        }
+        const std::size_t word = any;
+        for (std::size_t end; first < count; first = end) {
+            end = count - first < kLineWords ? count : first + kLineWords;
+            for (std::size_t j = 0; j < word; j++) {
+                for (std::size_t i = first; i < end; i++) {
+                    words[i * word + j] = planes[j * stride + i];
+                }
+            }
         }
     }
 
@@ -109,7 +135,6 @@ struct PortableSteps {
             case 1: std::memcpy(planes, words, count); break;
             case 2: split_words<2>(words, 2, 0, count, planes, stride); break;
             case 4: split_words<4>(words, 4, 0, count, planes, stride); break;
-            case 8: split_words<8>(words, 8, 0, count, planes, stride); break;
             default: split_words<0>(words, word, 0, count, planes, stride);
         }
     }
