@@ -117,10 +117,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="ckptflow-bench-") as folder:
             measured = measure(Path(folder), source(args.quick))
         rows += [row(name, variant, measured) for variant in VARIANTS]
-    increment_pct = {row["state"]: float(row["increment_pct"]) for row in reversed(rows)}
+    delta_pct = {row["state"]: float(row["delta_pct"]) for row in reversed(rows)}
     claims = [
-        Claim("unchanged_increment_pct", increment_pct["noise, unchanged"], "<=", 0.1),
-        Claim("all_new_increment_pct", increment_pct["noise, all new"], "<=", 100.5),
+        Claim("unchanged_delta_pct", delta_pct["noise, unchanged"], "<=", 0.1),
+        Claim("all_new_delta_pct", delta_pct["noise, all new"], "<=", 100.5),
     ]
     finish("Checkpoints of states of all kinds", rows, claims, args.json_path)
 
@@ -192,7 +192,7 @@ def row(state: str, variant: str, found: Measured) -> Row:
     return cells | {
         "saved": variant,
         "full_pct": pct * saved.bytes[0],
-        "increment_pct": pct * fmean(saved.bytes[1:]),
+        "delta_pct": pct * fmean(saved.bytes[1:]),
         "save_x_memcpy": ratio(saved.seconds[1:], found.copied_s[increments]),
         "save_x_write": ratio(saved.seconds[1:], found.written_s[increments]),
         "restore_x_full": saved.restore_over_full,
