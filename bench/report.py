@@ -8,12 +8,12 @@ right, and ends with one line for each goal::
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import statistics
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,17 +60,23 @@ class Claim:
         )
 
 
-def arguments(description: str | None) -> Arguments:
-    """Read the command line; the first line of a module's docstring describes it."""
+def parser(description: str | None, *, quick: str = "at most a minute") -> ArgumentParser:
+    """Return a parser with the arguments that all benchmarks have: ``quick``, ``json``.
+
+    The first line of a module's docstring describes it.
+    """
     first_line = (description or "").strip().partition("\n")[0]
-    parser = argparse.ArgumentParser(description=first_line)
-    parser.add_argument(
-        "--quick", action="store_true", help="smaller and fewer, at most a minute"
-    )
-    parser.add_argument(
+    made = ArgumentParser(description=first_line)
+    made.add_argument("--quick", action="store_true", help=f"smaller and fewer, {quick}")
+    made.add_argument(
         "--json", type=Path, metavar="PATH", help="write results and claims there, too"
     )
-    given = parser.parse_args()
+    return made
+
+
+def arguments(description: str | None) -> Arguments:
+    """Read the command line of a benchmark that has no further arguments."""
+    given = parser(description).parse_args()
     return Arguments(given.quick, given.json)
 
 
@@ -107,10 +113,8 @@ def ratio(these: Sequence[float], those: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
-def finish(
-    title: str, rows: Sequence[Row], claims: Sequence[Claim], json_path: Path | None
-) -> None:
-    """Print the table and the claims, and write both as JSON if that was asked for."""
+def show(title: str, rows: Sequence[Row]) -> None:
+    """Print one table."""
     table = Table(title=title, title_justify="left")
     for name, value in rows[0].items():
         text = isinstance(value, str)
@@ -120,11 +124,27 @@ def finish(
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console(width=None if os.isatty(1) else 160).print(table)
+
+
+def finish(
+    title: str,
+    rows: Sequence[Row],
+    claims: Sequence[Claim],
+    json_path: Path | None,
+    *,
+    details: Sequence[Row] = (),
+) -> None:
+    """Print the table and the claims, and write both as JSON if that was asked for.
+
+    ``details`` are rows of tables that were shown before; they go into the JSON only.
+    """
+    show(title, rows)
     if json_path is not None:
         report = {
             "title": title,
             "machine": _machine(),
             "rows": [dict(row) for row in rows],
+            **({"details": [dict(row) for row in details]} if details else {}),
             "claims": [
                 {
                     "name": claim.name,
