@@ -40,7 +40,21 @@ _UNDO = {
 }
 
 
-def max_bytes(filter: int, word: int, plain_bytes: int) -> int:  # noqa: A002 - the format's word.
+def is_known(filter: int, word: int) -> bool:  # noqa: A002 - the format's word.
+    """Return whether there is such a filter for words of ``word`` bytes, 0 for none."""
+    if filter == Filter.NONE:
+        return word == 0
+    return filter in _UNDO and 1 <= word <= WORD_MAX
+
+
+def unknown(filter: int, word: int, where: str) -> CorruptionError:  # noqa: A002
+    """Return the error for a frame with a filter that is none."""
+    return CorruptionError(
+        f"A frame of {where} names the unknown filter {filter} with words of {word} bytes."
+    )
+
+
+def max_bytes(filter: int, word: int, plain_bytes: int) -> int:  # noqa: A002
     """Return the most bytes that ``plain_bytes`` become. Only `Filter.WORDS` may add some."""
     if filter == Filter.WORDS:
         return plain_bytes + -(-(plain_bytes // word) // 8)
@@ -66,7 +80,7 @@ def apply(
         ValueError: there is no such filter or word, or ``out`` is too short.
     """
     source = byte_view(plain)
-    if not _is_known(filter, word):
+    if not is_known(filter, word):
         raise ValueError(f"There is no filter {filter} with words of {word} bytes.")
     if filter == Filter.NONE:
         return source.data
@@ -112,10 +126,8 @@ def undo(
         ValueError: ``out`` has another length.
     """
     source = byte_view(stored)
-    if not _is_known(filter, word):
-        raise CorruptionError(
-            f"A frame of {where} names the unknown filter {filter} with words of {word} bytes."
-        )
+    if not is_known(filter, word):
+        raise unknown(filter, word, where)
     if filter != Filter.WORDS and len(source) != plain_bytes:  # Before memory is taken for it.
         raise _damaged(source, plain_bytes, where)
     if filter == Filter.NONE and out is None:
@@ -138,12 +150,6 @@ def _undo_into(filter_: int, word: int, source: Bytes, target: Bytes) -> bool:
     from ckptflow.native import _core
 
     return _core.undo_filter(filter_, word, source, target, variant)
-
-
-def _is_known(filter_: int, word: int) -> bool:
-    if filter_ == Filter.NONE:
-        return word == 0
-    return filter_ in _UNDO and 1 <= word <= WORD_MAX
 
 
 def _damaged(source: Bytes, plain_bytes: int, where: str) -> CorruptionError:
