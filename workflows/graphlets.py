@@ -63,7 +63,7 @@ def count_graph(graph: str, vertices: int, seed: int, parts: int, ckpt: Any) -> 
     return ckpt.export(state)
 
 
-@cf.python_app(key=("graphs",))
+@cf.python_app(key=())
 def summarise(graphs: list[str], out: str, inputs: list[Any]) -> None:
     """Check the counters of all graphs and write ``result.json`` into the folder ``out``.
 
