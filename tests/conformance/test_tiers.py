@@ -13,6 +13,7 @@ from ckptflow.testing.conformance import TierConformance
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.durable import PARTIAL_SUFFIX
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.metered import MeteredTier
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
@@ -33,6 +34,12 @@ class TestFaultyTierWithoutFaults(TierConformance):
     @pytest.fixture
     def tier(self) -> Tier:
         return FaultyTier(MemoryTier(), lambda _operation, _key: None)
+
+
+class TestMeteredTier(TierConformance):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return MeteredTier(MemoryTier())
 
 
 def test_memory_tier_has_a_capacity() -> None:
