@@ -14,10 +14,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ckptflow.data.buffers import Bytes, U64s
+from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 from ckptflow.errors import ConfigError
 
 RunColumns: TypeAlias = tuple[Bytes, U64s, U64s, U64s]  # kind, start, length, pattern
+CellColumns: TypeAlias = tuple[U64s, U64s, Bytes, U64s]  # index, digest (n, 2), kind, pattern
+RepeatColumns: TypeAlias = tuple[I64s, I64s, I64s]  # row, period, count
+
+
+class DigestTable(Protocol):
+    """Finds the row of a digest in a log of digests that it is kept in step with."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes, as far as they are known."""
+        ...
+
+    def find_or_add(
+        self, digests: U64s, kinds: Bytes, ids: U64s, log: U64s, count: int, first_id: int
+    ) -> int:
+        """Number the digests of kind `Kind.NEW` in order; return how many rows there are then.
+
+        ``ids[i]`` becomes ``first_id`` + the row of digest ``i`` in ``log``. One that the
+        first ``count`` rows lack is appended, for which there is room; where it was there
+        already, ``kinds[i]`` becomes `Kind.KNOWN`. Other kinds get id 0.
+        """
+        ...
+
+    def rebuild(self, log: U64s) -> None:
+        """Forget all and learn the rows of ``log``, no two of which are equal."""
+        ...
 
 
 class Kernels(Protocol):
@@ -65,6 +91,76 @@ class Kernels(Protocol):
 
     def fill_ranges(self, target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:
         """Repeat the eight bytes of ``pattern[i]``, lowest first, over range ``i``."""
+        ...
+
+    def repeat_ranges(self, target: Bytes, start: U64s, period: U64s, length: U64s) -> None:
+        """Repeat the first ``period[i]`` bytes, at least one, over all of range ``i``."""
+        ...
+
+    def ranges_equal(
+        self, a: Bytes, b: Bytes, start_a: U64s, start_b: U64s, length: U64s, out: Bytes
+    ) -> None:
+        """Set ``out[i]`` to 1 where both have the same ``length[i]`` bytes, else to 0."""
+        ...
+
+    def make_delta(self, new: Bytes, old: Bytes, out: Bytes, op: int, word_bytes: int) -> None:
+        """Set ``out`` to what makes ``new`` of ``old``, word by word, little-endian.
+
+        ``op`` 0 is xor, 1 subtracts and moves the sign to the lowest bit. Bytes behind the
+        last whole word are xored.
+        """
+        ...
+
+    def apply_delta(
+        self,
+        target: Bytes,
+        start: U64s,
+        delta: Bytes,
+        delta_start: U64s,
+        length: U64s,
+        op: int,
+        word_bytes: int,
+    ) -> None:
+        """Make new bytes of the old ones in each range; words lie from its start."""
+        ...
+
+    def scan(
+        self,
+        data: Bytes,
+        chunk_bytes: int,
+        cell_bytes: int,
+        old_chunks: U64s,
+        old_cells: U64s,
+        chunks: U64s,
+        columns: CellColumns,
+    ) -> int:
+        """Digest every chunk to ``chunks``; list the changed cells in the columns.
+
+        These have room for every cell. Returns how many there are.
+        """
+        ...
+
+    def digest_table(self) -> DigestTable:
+        """Return an empty table."""
+        ...
+
+    def collect_cell_runs(
+        self,
+        cells: tuple[U64s, Bytes, U64s, U64s],
+        cell_bytes: int,
+        size_bytes: int,
+        columns: RunColumns,
+    ) -> int:
+        """Join changed cells (index, kind, pattern, id) to runs; return how many there are.
+
+        The columns have one entry for each cell; the last is the pattern or the first id.
+        """
+        ...
+
+    def find_repeats(
+        self, length: U64s, source: U64s, pack: U32s, columns: RepeatColumns
+    ) -> int:
+        """Fill the columns, which have one entry for three rows; return how many there are."""
         ...
 
 

@@ -12,7 +12,9 @@ BufferLike: TypeAlias = Buffer | NDArray[Any]
 """Memory to read or write; before Python 3.12 arrays are no `Buffer` to a type checker."""
 
 Bytes: TypeAlias = NDArray[np.uint8]
+U32s: TypeAlias = NDArray[np.uint32]
 U64s: TypeAlias = NDArray[np.uint64]
+I64s: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.intp]
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 
-from ckptflow.data.backend import RunColumns
-from ckptflow.data.buffers import Bytes, U64s
+import numpy as np
+
+from ckptflow.data.backend import CellColumns, DigestTable, RepeatColumns, RunColumns
+from ckptflow.data.buffers import Bytes, U32s, U64s
 from ckptflow.native import _core
 
 THREADS_MAX = 4  # Beyond, the memory is the limit, and the cores belong to other tasks.
 BYTES_PER_THREAD = 32 << 20  # Below, starting a thread costs more than it saves.
+SLOTS_MIN = 1 << 12
+GROWTH_MAX = 16  # Times the slots; what is entered again is then little.
 
 
 def variants() -> tuple[str, ...]:
@@ -23,7 +27,7 @@ def variants() -> tuple[str, ...]:
 
 
 class NativeKernels:
-    """The functions of ``native/module.cpp`` with one instruction set."""
+    """The functions of ``native/py_*.cpp`` with one instruction set."""
 
     def __init__(self, variant: str) -> None:
         self._variant = variants().index(variant)
@@ -36,12 +40,98 @@ class NativeKernels:
     classify_chunks = staticmethod(_core.classify_chunks)
     copy_ranges = staticmethod(_core.copy_ranges)
     fill_ranges = staticmethod(_core.fill_ranges)
+    repeat_ranges = staticmethod(_core.repeat_ranges)
+    ranges_equal = staticmethod(_core.ranges_equal)
+    make_delta = staticmethod(_core.make_delta)
+    apply_delta = staticmethod(_core.apply_delta)
 
     def collect_runs(
         self, data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns
     ) -> None:
         """See :class:`ckptflow.data.backend.Kernels`."""
         _core.collect_runs(data, chunk_bytes, kinds, *columns)
+
+    def scan(
+        self,
+        data: Bytes,
+        chunk_bytes: int,
+        cell_bytes: int,
+        old_chunks: U64s,
+        old_cells: U64s,
+        chunks: U64s,
+        columns: CellColumns,
+    ) -> int:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        return _core.scan(
+            data,
+            chunk_bytes,
+            cell_bytes,
+            old_chunks,
+            old_cells,
+            chunks,
+            *columns,
+            self._variant,
+            _threads_for(data.size),
+        )
+
+    def digest_table(self) -> DigestTable:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        return NativeTable()
+
+    def collect_cell_runs(
+        self,
+        cells: tuple[U64s, Bytes, U64s, U64s],
+        cell_bytes: int,
+        size_bytes: int,
+        columns: RunColumns,
+    ) -> int:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        return _core.collect_cell_runs(*cells, cell_bytes, size_bytes, *columns)
+
+    def find_repeats(
+        self, length: U64s, source: U64s, pack: U32s, columns: RepeatColumns
+    ) -> int:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        return _core.find_repeats(length, source, pack, *columns)
+
+
+class NativeTable:
+    """Slots of eight bytes, a power of two of them, two thirds full at most."""
+
+    def __init__(self) -> None:
+        self._slots: U64s = np.zeros(SLOTS_MIN, np.uint64)
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`ckptflow.data.backend.DigestTable`."""
+        return self._slots.nbytes
+
+    def find_or_add(
+        self, digests: U64s, kinds: Bytes, ids: U64s, log: U64s, count: int, first_id: int
+    ) -> int:
+        """See :class:`ckptflow.data.backend.DigestTable`."""
+        done, before = 0, count
+        while True:
+            step, count = _core.find_or_add(
+                digests[done:], kinds[done:], ids[done:], log, count, self._slots, first_id
+            )
+            done += step
+            if done == len(kinds):
+                return count
+            # The rest will bring new digests as often as these did, but a look at few says
+            # little of many, and a table that stays almost empty costs memory.
+            expected = count + (count - before) * (len(kinds) - done) // max(done, 1)
+            most = GROWTH_MAX * len(self._slots) // 2
+            self._grow(log[:count], max(min(expected, most), len(self._slots)))
+
+    def rebuild(self, log: U64s) -> None:
+        """See :class:`ckptflow.data.backend.DigestTable`."""
+        self._grow(log, len(log))
+
+    def _grow(self, log: U64s, expected: int) -> None:
+        wanted = max(SLOTS_MIN, expected * 3 // 2 + 2)
+        self._slots = np.zeros(1 << (wanted - 1).bit_length(), np.uint64)
+        _core.fill_table(log, self._slots)
 
 
 def _threads_for(size_bytes: int) -> int:

@@ -14,9 +14,38 @@ from typing import ParamSpec, TypeAlias, TypeVar
 import numba
 import numpy as np
 
-from ckptflow.data.backend import RunColumns
+from ckptflow.data import kernels_numpy_scan
+from ckptflow.data.backend import CellColumns, RunColumns
 from ckptflow.data.buffers import Bytes, U64s
 from ckptflow.data.ckh128 import FINAL_FACTORS, LEVEL1_START, STREAM_STEP, level0_keys
+from ckptflow.data.kernels_numpy import (
+    apply_delta,
+    collect_cell_runs,
+    copy_ranges,
+    digest_table,
+    fill_ranges,
+    find_repeats,
+    make_delta,
+    ranges_equal,
+    repeat_ranges,
+)
+
+__all__ = [
+    "apply_delta",
+    "classify_chunks",
+    "collect_cell_runs",
+    "collect_runs",
+    "copy_ranges",
+    "digest_chunks",
+    "digest_parents",
+    "digest_table",
+    "fill_ranges",
+    "find_repeats",
+    "make_delta",
+    "ranges_equal",
+    "repeat_ranges",
+    "scan",
+]
 
 if sys.byteorder != "little":
     raise ImportError("the numba version reads words in the byte order of the host")
@@ -79,23 +108,18 @@ def collect_runs(data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumn
     _collect_runs((pairs, len(data), chunk_bytes), kinds, columns)
 
 
-def copy_ranges(
-    source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
-) -> None:
+def scan(
+    data: Bytes,
+    chunk_bytes: int,
+    cell_bytes: int,
+    old_chunks: U64s,
+    old_cells: U64s,
+    chunks: U64s,
+    columns: CellColumns,
+) -> int:
     """See :class:`ckptflow.data.backend.Kernels`."""
-    _copy_ranges(
-        source,
-        target,
-        source_start.astype(np.int64),
-        target_start.astype(np.int64),
-        length.astype(np.int64),
-    )
-
-
-def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    eights = pattern.view(np.uint8).reshape(-1, 8)
-    _fill_ranges(target, start.astype(np.int64), length.astype(np.int64), eights)
+    sizes, old = (chunk_bytes, cell_bytes), (old_chunks, old_cells)
+    return kernels_numpy_scan.scan(digest_chunks, data, sizes, old, chunks, columns)
 
 
 @_compiled
@@ -241,22 +265,3 @@ def _collect_runs(region: _Region, kinds: Bytes, columns: RunColumns) -> None:
             out_length[run] = 0
             out_pattern[run] = pattern
         out_length[run] += np.uint64(min(chunk_bytes, length - start))
-
-
-@_compiled
-def _copy_ranges(
-    source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
-) -> None:
-    for i in range(len(length)):
-        here = source[source_start[i] : source_start[i] + length[i]]
-        there = target[target_start[i] : target_start[i] + length[i]]
-        for k in range(length[i]):
-            there[k] = here[k]
-
-
-@_compiled
-def _fill_ranges(target: Bytes, start: U64s, length: U64s, eights: Bytes) -> None:
-    for i in range(len(length)):
-        there = target[start[i] : start[i] + length[i]]
-        for k in range(length[i]):
-            there[k] = eights[i, k % 8]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckptflow.data.backend import RunColumns
+from ckptflow.data import kernels_numpy_scan
+from ckptflow.data.backend import CellColumns, DigestTable, RunColumns
 from ckptflow.data.buffers import Bytes, Indices, U64s
 from ckptflow.data.ckh128 import (
     BLOCK_BYTES,
@@ -20,6 +21,32 @@ from ckptflow.data.ckh128 import (
     level0_keys,
     level1_keys,
 )
+from ckptflow.data.kernels_numpy_ranges import (
+    apply_delta,
+    copy_ranges,
+    fill_ranges,
+    make_delta,
+    ranges_equal,
+    repeat_ranges,
+)
+from ckptflow.data.kernels_numpy_scan import collect_cell_runs, find_repeats
+
+__all__ = [
+    "apply_delta",
+    "classify_chunks",
+    "collect_cell_runs",
+    "collect_runs",
+    "copy_ranges",
+    "digest_chunks",
+    "digest_parents",
+    "digest_table",
+    "fill_ranges",
+    "find_repeats",
+    "make_delta",
+    "ranges_equal",
+    "repeat_ranges",
+    "scan",
+]
 
 VERSION = np.__version__
 
@@ -79,26 +106,23 @@ def collect_runs(data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumn
     pattern[:] = patterns[first]
 
 
-def copy_ranges(
-    source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
-) -> None:
-    """See :class:`ckptflow.data.backend.Kernels`.
-
-    One slice per range: an index per byte, the way without a loop, would move eight times
-    as much as the ranges hold.
-    """
-    ranges = zip(source_start.tolist(), target_start.tolist(), length.tolist(), strict=True)
-    for here, there, size in ranges:
-        target[there : there + size] = source[here : here + size]
-
-
-def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:
+def scan(
+    data: Bytes,
+    chunk_bytes: int,
+    cell_bytes: int,
+    old_chunks: U64s,
+    old_cells: U64s,
+    chunks: U64s,
+    columns: CellColumns,
+) -> int:
     """See :class:`ckptflow.data.backend.Kernels`."""
-    eights = pattern.astype("<u8").view(np.uint8).reshape(-1, 8)
-    for here, size, eight in zip(start.tolist(), length.tolist(), eights, strict=True):
-        whole = here + size // 8 * 8
-        target[here:whole].reshape(-1, 8)[:] = eight
-        target[whole : here + size] = eight[: size % 8]
+    sizes, old = (chunk_bytes, cell_bytes), (old_chunks, old_cells)
+    return kernels_numpy_scan.scan(digest_chunks, data, sizes, old, chunks, columns)
+
+
+def digest_table() -> DigestTable:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    return kernels_numpy_scan.DictTable()
 
 
 def _sums(chunks: U64s) -> U64s:

@@ -1,6 +1,6 @@
 # The compiled core; ckptflow.data.backend says what its functions do.
 
-from ckptflow.data.buffers import Bytes, U64s
+from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 
 def variants() -> tuple[str, ...]: ...
 def digest_chunks(
@@ -37,3 +37,60 @@ def apply_filter(
 def undo_filter(
     filter: int, word: int, stored: Bytes, out: Bytes, variant: int, /
 ) -> bool: ...
+def repeat_ranges(target: Bytes, start: U64s, period: U64s, length: U64s, /) -> None: ...
+def ranges_equal(
+    a: Bytes, b: Bytes, start_a: U64s, start_b: U64s, length: U64s, out: Bytes, /
+) -> None: ...
+def make_delta(new: Bytes, old: Bytes, out: Bytes, op: int, word_bytes: int, /) -> None: ...
+def apply_delta(
+    target: Bytes,
+    start: U64s,
+    delta: Bytes,
+    delta_start: U64s,
+    length: U64s,
+    op: int,
+    word_bytes: int,
+    /,
+) -> None: ...
+def scan(
+    data: Bytes,
+    chunk_bytes: int,
+    cell_bytes: int,
+    old_chunks: U64s | None,
+    old_cells: U64s | None,
+    chunks: U64s,
+    index: U64s,
+    digest: U64s,
+    kind: Bytes,
+    pattern: U64s,
+    variant: int,
+    threads: int,
+    /,
+) -> int: ...
+def find_or_add(
+    digests: U64s,
+    kinds: Bytes,
+    ids: U64s,
+    log: U64s,
+    count: int,
+    slots: U64s,
+    first_id: int,
+    /,
+) -> tuple[int, int]: ...
+def fill_table(log: U64s, slots: U64s, /) -> None: ...
+def collect_cell_runs(
+    index: U64s,
+    kinds: Bytes,
+    pattern: U64s,
+    ids: U64s,
+    cell_bytes: int,
+    size_bytes: int,
+    kind: Bytes,
+    start: U64s,
+    length: U64s,
+    ref: U64s,
+    /,
+) -> int: ...
+def find_repeats(
+    length: U64s, source: U64s, pack: U32s, row: I64s, period: I64s, count: I64s, /
+) -> int: ...

@@ -7,12 +7,10 @@
 #pragma once
 
 #include "ckh128.h"
+#include "shares.hpp"
 
 #include <cstddef>
 #include <cstring>
-#include <new>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -194,7 +192,9 @@ CKH_FORCE_INLINE void digest_short(const ckh_u8 *bytes, std::size_t chunk_bytes,
         for (std::size_t i = 0; i < size; i++) {
             block_sums(bytes + (first + i) * chunk_bytes, chunk_bytes, sums[i]);
         }
-        for (std::size_t i = 0; i < kBatch; i++) {
+        // Whole vectors of eight: what is too much is cheaper than a loop for the rest.
+        const std::size_t padded = (size + 7) / 8 * 8;
+        for (std::size_t i = 0; i < padded; i++) {
             const ckh128_t digest = ckh_final(sums[i][0], sums[i][1], sums[i][2], sums[i][3],
                                               chunk_bytes, CKH_TAG_LEAF);
             halves[i][0] = digest.lo;
@@ -275,32 +275,15 @@ static inline std::vector<Variant> variants() {
     return found;
 }
 
-// The same on several threads: one core reads less than the memory can deliver. Without a
-// thread to be had (a process limit, say) the calling one does that share of the work too.
+// The same on several threads: one core reads less than the memory can deliver.
 static inline void digest_chunks_parallel(ChunksFunction digest, const ckh_u8 *bytes,
                                           std::size_t length, std::size_t chunk_bytes,
                                           std::size_t count, ckh_u64 *out, std::size_t threads) {
-    const std::size_t share = threads > 1 ? (count + threads - 1) / threads : count;
-    std::size_t rest = count;  // Shares are given away from the end; the caller keeps the front.
-    std::vector<std::thread> crew;
-    try {
-        crew.reserve(threads);
-        while (rest > share) {
-            const std::size_t first = (rest - 1) / share * share;
-            const std::size_t end = rest;
-            crew.emplace_back([=] {
-                const std::size_t start = first * chunk_bytes;
-                const std::size_t size = end * chunk_bytes < length ? end * chunk_bytes : length;
-                digest(bytes + start, size - start, chunk_bytes, end - first, out + 2 * first);
-            });
-            rest = first;
-        }
-    } catch (const std::system_error &) {
-    } catch (const std::bad_alloc &) {
-    }
-    digest(bytes, rest * chunk_bytes < length ? rest * chunk_bytes : length, chunk_bytes, rest,
-           out);
-    for (std::thread &member : crew) member.join();
+    in_shares(count, threads, [=](std::size_t first, std::size_t end) {
+        const std::size_t start = first * chunk_bytes;
+        const std::size_t stop = end * chunk_bytes < length ? end * chunk_bytes : length;
+        digest(bytes + start, stop - start, chunk_bytes, end - first, out + 2 * first);
+    });
 }
 
 }  // namespace ckh

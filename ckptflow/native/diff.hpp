@@ -8,7 +8,7 @@
 
 namespace ckh {
 
-enum Kind : ckh_u8 { kSame = 0, kData = 1, kFill = 2 };
+enum Kind : ckh_u8 { kSame = 0, kData = 1, kFill = 2, kKnown = 3 };
 
 // A region cut into chunks; the last may be shorter.
 struct Region {

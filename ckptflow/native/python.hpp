@@ -31,6 +31,7 @@ class Buffer {
     ckh_u8 *u8() const { return static_cast<ckh_u8 *>(view_.buf); }
     ckh_u32 *u32() const { return static_cast<ckh_u32 *>(view_.buf); }
     ckh_u64 *u64() const { return static_cast<ckh_u64 *>(view_.buf); }
+    std::int64_t *i64() const { return static_cast<std::int64_t *>(view_.buf); }
     bool holds_u32(std::size_t count) const { return bytes() == 4 * count && is_aligned(4); }
     bool holds_u64(std::size_t count) const { return bytes() == 8 * count && is_aligned(8); }
     bool holds_digests() const { return bytes() % 16 == 0 && is_aligned(8); }

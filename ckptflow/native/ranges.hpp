@@ -1,4 +1,4 @@
-// Copies or fills many byte ranges in one call.
+// Copies, fills, repeats or compares many byte ranges in one call.
 #pragma once
 
 #include "ckh128_cpu.hpp"
@@ -42,6 +42,33 @@ static inline void fill_ranges(ckh_u8 *target, const ckh_u64 *start, const ckh_u
         std::size_t done = 0;
         for (; done + 8 <= size; done += 8) std::memcpy(range + done, bytes, 8);
         std::memcpy(range + done, bytes, size - done);
+    }
+}
+
+// Repeats the first `period` bytes of each range over the rest of it. What is written is copied
+// on, so that the copies double in size and a short period does not cost a call each.
+static inline void repeat_ranges(ckh_u8 *target, const ckh_u64 *start, const ckh_u64 *period,
+                                 const ckh_u64 *length, std::size_t count) {
+    for (std::size_t i = 0; i < count; i++) {
+        ckh_u8 *range = target + start[i];
+        const std::size_t size = static_cast<std::size_t>(length[i]);
+        std::size_t done = static_cast<std::size_t>(period[i]);
+        while (done < size) {
+            // From the start of the range: a multiple of the period is in phase.
+            const std::size_t step = done < size - done ? done : size - done;
+            std::memcpy(range + done, range, step);
+            done += step;
+        }
+    }
+}
+
+// Sets equal[i] to whether range i of `a` has the bytes of range i of `b`.
+static inline void compare_ranges(const ckh_u8 *a, const ckh_u8 *b, const ckh_u64 *start_a,
+                                  const ckh_u64 *start_b, const ckh_u64 *length,
+                                  std::size_t count, ckh_u8 *equal) {
+    for (std::size_t i = 0; i < count; i++) {
+        equal[i] = length[i] == 0 || std::memcmp(a + start_a[i], b + start_b[i],
+                                                 static_cast<std::size_t>(length[i])) == 0;
     }
 }
 
