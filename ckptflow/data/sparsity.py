@@ -108,24 +108,24 @@ class Sampler:
             raise ValueError(
                 f"changed must have one entry for each of {count} chunks, got {changed.shape}."
             )
-        whole_chunks = len(view) // self.chunk_bytes
-        known = self._numbers < whole_chunks  # The region may have shrunk.
-        known[known] = changed[self._numbers[known]]
-        seen = self._numbers[known]
-        counts = {}
-        if self._finer:
-            cells = (self._cells(view, seen) != self._digests[known]).any(axis=2)
-            after_changed = changed[seen - 1] & (seen > 0)
-            for size in self._finer:
-                marks = _joined(cells, size // FINEST_CELL_BYTES)
-                counts[size] = _count(marks, after_changed & _ends_before(marks, seen))
-        for size in self._sizes[len(self._finer) :]:
-            counts[size] = _count(_joined(changed[np.newaxis], size // self.chunk_bytes))
-        changed_chunks = int(changed.sum())
         self._next = None
-        if self._finer and (changed_chunks or not len(self._numbers)):
-            numbers = self._draw(changed[:whole_chunks])
-            self._next = numbers, self._cells(view, numbers)
+        changed_chunks = int(changed.sum())
+        if not changed_chunks and len(self._numbers):
+            return Sparsity(count, 0, 0, dict.fromkeys(self._sizes, Count(0, 0)))
+        there = len(view) // self.chunk_bytes
+        known = self._numbers < there  # The region may have shrunk.
+        known[known] = changed[self._numbers[known]]
+        seen, old = self._numbers[known], self._digests[known]
+        now = self._cells(view, seen)
+        counts = self._count_finer(seen, (now != old).any(axis=2), changed)
+        marks = changed[np.newaxis]
+        for size in self._sizes[len(self._finer) :]:
+            counts[size] = _count(marks)
+            marks = _halved(marks)
+        if self._finer:
+            drawn = self._draw(changed[:there])
+            again = np.array_equal(drawn, seen)
+            self._next = drawn, now if again else self._cells(view, drawn)
         return Sparsity(count, changed_chunks, len(seen), counts)
 
     def commit(self) -> None:
@@ -137,6 +137,17 @@ class Sampler:
     def rollback(self) -> None:
         """Forget what was last observed."""
         self._next = None
+
+    def _count_finer(
+        self, seen: Indices, marks: NDArray[np.bool_], changed: NDArray[np.bool_]
+    ) -> dict[int, Count]:
+        """Count in sampled chunks, of which ``marks`` tells the finest cells that changed."""
+        counts = {}
+        after_changed = changed[seen - 1] & (seen > 0)
+        for size in self._finer:
+            counts[size] = _count(marks, after_changed & _ends_before(marks, seen))
+            marks = _halved(marks)
+        return counts
 
     def _draw(self, changed: NDArray[np.bool_]) -> Indices:
         """Return the numbers of the chunks to keep cell digests of, rising."""
@@ -155,7 +166,7 @@ class Sampler:
         whole_chunks = len(view) // self.chunk_bytes
         chunks = view[: whole_chunks * self.chunk_bytes].reshape(-1, self.chunk_bytes)
         digests = chunk_digests(chunks[numbers], FINEST_CELL_BYTES)
-        return digests.reshape(-1, self.chunk_bytes // FINEST_CELL_BYTES, 2)
+        return digests.reshape(len(numbers), self.chunk_bytes // FINEST_CELL_BYTES, 2)
 
 
 def _evenly(numbers: Indices, count: int) -> Indices:
@@ -165,16 +176,13 @@ def _evenly(numbers: Indices, count: int) -> Indices:
     return numbers[(np.arange(count) * len(numbers) + len(numbers) // 2) // count]
 
 
-def _joined(marks: NDArray[np.bool_], factor: int) -> NDArray[np.bool_]:
-    """Join so many neighbours of each row in one, marked if any of them is."""
+def _halved(marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Join every two neighbours of each row in one, marked if either is."""
     rows, columns = marks.shape
-    width = -(-columns // factor)
-    padded = np.zeros((rows, width * factor), np.bool_)
-    padded[:, :columns] = marks
-    marked: NDArray[np.bool_] = np.logical_or.reduce(
-        padded.reshape(rows, width, factor), axis=2
-    )
-    return marked
+    halved = np.zeros((rows, -(-columns // 2)), np.bool_)
+    halved[:] = marks[:, ::2]
+    halved[:, : columns // 2] |= marks[:, 1::2]
+    return halved
 
 
 def _ends_before(marks: NDArray[np.bool_], numbers: Indices) -> NDArray[np.bool_]:
