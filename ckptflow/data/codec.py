@@ -3,7 +3,7 @@
 Plain bytes pass a filter (:mod:`ckptflow.data.filters`), then a codec. Decoding believes
 nothing that it reads: lengths in the stored bytes are checked against what the frame record
 and the filter allow before memory is taken for them. ``tests/unit/test_codec.py`` damages
-frames in every way. What to encode how is decided in :mod:`ckptflow.data.encoding`.
+frames in every way. Frames are encoded in :mod:`ckptflow.data.frames`.
 
 `FrameEncoder` learns while it works: after frames that did not shrink it tries only now
 and then, so that incompressible states cost next to nothing.
