@@ -7,19 +7,24 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
+from ckptflow import varint
 from ckptflow.errors import CorruptionError, FormatError
 from ckptflow.model import (
     FILL,
+    KEEP,
     CheckpointId,
+    DeltaLayer,
+    DeltaOp,
     ExtentTable,
     LineageId,
     Manifest,
@@ -30,8 +35,8 @@ from ckptflow.model import (
 MAGIC = b"CKFMANI1"
 VERSION = 1
 SEAL_BYTES = 16
-EXTENT_BYTES = 20
-FEATURES: frozenset[str] = frozenset()
+COMPACT, FILTERS = "compact-extents", "frame-filters"
+FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it writes.
 
 _HEAD = struct.Struct("<8sIIQQ")
 _SECTION_BYTES_MAX = 1 << 33  # What a damaged length may make us allocate, at the most.
@@ -85,7 +90,8 @@ def decode(data: bytes, *, where: str) -> Manifest:
         table = _decompress(body[start + document_bytes :])
         document = json.loads(text)
         _check_features(document, where)
-        return _manifest(document, _decode_extents(table))
+        compact = COMPACT in document["features"]
+        return _manifest(document, _decode_extents(table) if compact else _plain_extents(table))
     except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
         if isinstance(error, FormatError):
             raise
@@ -127,11 +133,18 @@ def _document(manifest: Manifest) -> dict[str, Any]:
                 "bytes": region.size_bytes,
                 "root": region.root.hex(),
                 "extents": region.extent_count,
+                **({"deltas": [_layer(one) for one in region.deltas]} if region.deltas else {}),
+                **({"encoding": region.encoding} if region.encoding else {}),
+                **({"cell": region.cell_bytes} if region.cell_bytes else {}),
             }
             for region in manifest.regions
         ],
         "structure": manifest.structure,
     }
+
+
+def _layer(layer: DeltaLayer) -> dict[str, Any]:
+    return {"extents": layer.extent_count, "op": layer.op, "word": layer.word_bytes}
 
 
 def _number(value: float) -> float | list[str]:
@@ -174,6 +187,9 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
                 region["bytes"],
                 bytes.fromhex(region["root"]),
                 region["extents"],
+                tuple(_read_layer(layer) for layer in region.get("deltas", ())),
+                str(region.get("encoding", "")),
+                _cell_bytes(region.get("cell", 0), document["chunk"]),
             )
             for region in document["regions"]
         ),
@@ -196,29 +212,119 @@ def _pack(entry: dict[str, Any]) -> PackRef:
     )
 
 
+def _cell_bytes(cell: int, chunk: int) -> int:
+    if cell and (cell < 16 or cell % 8 or (chunk % cell and cell % chunk)):
+        raise ValueError(f"chunks of {chunk} bytes cannot have cells of {cell}")
+    return cell
+
+
+def _read_layer(entry: dict[str, Any]) -> DeltaLayer:
+    if entry["word"] not in {1, 2, 4, 8}:
+        raise ValueError(f"a delta has words of {entry['word']!r} bytes")
+    return DeltaLayer(entry["extents"], DeltaOp(entry["op"]), entry["word"])
+
+
 def _check_extents(manifest: Manifest) -> None:
-    if len(manifest.extents) != sum(region.extent_count for region in manifest.regions):
+    table = manifest.extents
+    if any(count < 0 for region in manifest.regions for count in region.row_counts):
+        raise ValueError("a region has less than no extents")
+    if len(table) != sum(sum(region.row_counts) for region in manifest.regions):
         raise ValueError("the extent table and the region table disagree")
-    for region, rows in zip(manifest.regions, manifest.region_extents(), strict=True):
-        longest = int(rows.length.max(initial=0))  # The sum alone could wrap around.
-        if longest > region.size_bytes or int(rows.length.sum()) != region.size_bytes:
-            raise ValueError(f"the extents of region {region.name!r} do not cover it")
-    data_packs = manifest.extents.pack[manifest.extents.pack != FILL]
-    if data_packs.size and int(data_packs.max()) >= len(manifest.packs):
+    for region, layers in zip(manifest.regions, manifest.region_layers(), strict=True):
+        for number, rows in enumerate(layers):
+            longest = int(rows.length.max(initial=0))  # The sum alone could wrap around.
+            if longest > region.size_bytes or int(rows.length.sum()) != region.size_bytes:
+                raise ValueError(f"the extents of region {region.name!r} do not cover it")
+            # Only a bottom has patterns, and only what lies above one can keep its bytes.
+            if (rows.pack == (FILL if number else KEEP)).any() or (
+                number and rows.period.any()
+            ):
+                raise ValueError(f"an extent of region {region.name!r} is on the wrong layer")
+    stored = table.take(table.stored)
+    if len(stored) and int(stored.pack.max()) >= len(manifest.packs):
         raise ValueError("an extent names a pack that is not in the list")
+    ends = np.array([pack.plain_bytes for pack in manifest.packs], np.uint64)[stored.pack]
+    if (
+        (stored.extent > ends) | (stored.source > ends - np.minimum(stored.extent, ends))
+    ).any():
+        raise ValueError("an extent reaches past the end of its pack")
+    if (stored.period > stored.length).any():
+        raise ValueError("the period of an extent is longer than the extent")
 
 
 def _encode_extents(table: ExtentTable) -> bytes:
-    columns: Sequence[np.ndarray[Any, Any]] = (
-        table.length.astype("<u8"),
-        (table.source - _predicted(table.length, table.source)).astype("<u8"),
-        table.pack.astype("<u4"),
+    stored = table.take(table.stored)
+    code = np.where(
+        table.pack < KEEP, table.pack.astype(np.uint64) + np.uint64(2), FILL - table.pack
     )
-    return b"".join(column.tobytes() for column in columns)
+    columns = [
+        varint.encode(code.astype(np.uint64)),
+        varint.encode(table.length),
+        varint.encode(varint.zigzag(stored.source - _expected(stored))),
+        varint.encode(table.source[table.pack == FILL]),
+        varint.encode(stored.period),
+    ]
+    return b"".join([struct.pack("<5Q", *map(len, columns)), *columns])
 
 
 def _decode_extents(data: bytes) -> ExtentTable:
-    count, rest = divmod(len(data), EXTENT_BYTES)
+    if not data:
+        return ExtentTable.of([])
+    sizes = struct.unpack_from("<5Q", data)
+    edges = [40, *itertools.accumulate(sizes, initial=40)][1:]
+    if edges[-1] != len(data):
+        raise ValueError("the columns do not fill the extent table")
+    code, length, steps, fills, periods = (
+        varint.decode(memoryview(data)[a:b]) for a, b in itertools.pairwise(edges)
+    )
+    if code.max(initial=np.uint64(0)) > KEEP:
+        raise ValueError("an extent names a pack of an impossible number")
+    is_stored, is_fill = code >= 2, code == 0
+    if not (
+        len(code) == len(length)
+        and int(is_stored.sum()) == len(steps) == len(periods)
+        and int(is_fill.sum()) == len(fills)
+    ):
+        raise ValueError("the columns of the extent table have different lengths")
+    pack = np.where(is_stored, code - np.uint64(2), np.uint64(FILL) - code).astype(np.uint32)
+    source, period = np.zeros((2, len(code)), np.uint64)
+    source[is_fill], period[is_stored] = fills, periods
+    stored = ExtentTable(length[is_stored], varint.unzigzag(steps), pack[is_stored], periods)
+    source[is_stored] = _sums_by_pack(stored)
+    return ExtentTable(length, source, pack, period)
+
+
+def _by_pack(stored: ExtentTable) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the order that brings rows of one pack together, and where each pack begins."""
+    order = np.argsort(stored.pack, kind="stable")
+    pack = stored.pack[order]
+    return order, np.concatenate([np.ones(min(1, len(pack)), np.bool_), pack[1:] != pack[:-1]])
+
+
+def _expected(stored: ExtentTable) -> NDArray[np.uint64]:
+    """Return, for each row, the end of the row before of the same pack; for the first, 0."""
+    order, first = _by_pack(stored)
+    end = (stored.source + stored.extent)[order]
+    expected = np.zeros(len(stored), np.uint64)
+    expected[order[1:]] = np.where(first[1:], np.uint64(0), end[:-1])
+    return expected
+
+
+def _sums_by_pack(stored: ExtentTable) -> NDArray[np.uint64]:
+    """Undo `_expected`, where ``source`` holds the steps; modulo 2^64, like those."""
+    order, first = _by_pack(stored)
+    step, extent = stored.source[order], stored.extent[order]
+    total = np.cumsum(step + extent, dtype=np.uint64)
+    before = (total - step - extent)[first]
+    run = np.cumsum(first) - 1
+    source = np.empty(len(stored), np.uint64)
+    source[order] = total - extent - before[run]
+    return source
+
+
+def _plain_extents(data: bytes) -> ExtentTable:
+    """Read a table without the feature `COMPACT`."""
+    count, rest = divmod(len(data), 20)
     if rest:
         raise ValueError(f"the extent table has {len(data)} bytes")
     length = np.frombuffer(data, "<u8", count).astype(np.uint64)
@@ -228,14 +334,6 @@ def _decode_extents(data: bytes) -> ExtentTable:
     np.cumsum(length[:-1], out=before[1:])
     source = np.cumsum(step, dtype=np.uint64) + before
     return ExtentTable(length, source, pack)
-
-
-def _predicted(
-    length: np.ndarray[Any, np.dtype[np.uint64]], source: np.ndarray[Any, np.dtype[np.uint64]]
-) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    predicted = np.zeros(len(source), np.uint64)
-    predicted[1:] = source[:-1] + length[:-1]  # Modulo 2**64, as the format says.
-    return predicted
 
 
 def _decompress(data: memoryview) -> bytes:

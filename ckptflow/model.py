@@ -6,8 +6,11 @@ package spells them.
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ STEP_MAX = 10**12 - 1  # What 12 digits of a key hold.
 STORE_KEY = "ckptflow-store.json"
 LINEAGES = "lineages"
 FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated pattern.
+KEEP = 0xFFFFFFFE  # In a delta layer: these bytes are as the layers below give them.
 
 _NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
 _MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
@@ -112,14 +116,52 @@ class PackRef:
     table_seal: bytes
 
 
+class DeltaOp(StrEnum):
+    """How the words of a delta come from a new and an old word."""
+
+    XOR = "xor"
+    SUB = "sub"  # The difference, modulo the word, zigzag coded.
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLayer:
+    """Rows that change what the layers below gave; `KEEP` rows fill the gaps between."""
+
+    extent_count: int
+    op: DeltaOp
+    word_bytes: int  # 1, 2, 4 or 8.
+
+
 @dataclass(frozen=True, slots=True)
 class RegionEntry:
-    """A region as a manifest names it."""
+    """A region as a manifest names it.
+
+    Attributes:
+        name: of its first array.
+        size_bytes: its length.
+        root: Merkle root of the digests of its chunks.
+        extent_count: rows of its bottom layer.
+        deltas: the layers above that, the lowest first; usually none.
+        encoding: how new bytes were stored this time and why, for people; may be empty.
+        cell_bytes: unit of reuse within its chunks, for who goes on from here; 0: a chunk.
+    """
 
     name: str
     size_bytes: int
     root: bytes
     extent_count: int
+    deltas: tuple[DeltaLayer, ...] = ()
+    encoding: str = ""
+    cell_bytes: int = 0
+
+    @property
+    def row_counts(self) -> list[int]:
+        """Rows of each layer, the bottom one first."""
+        return [self.extent_count, *(layer.extent_count for layer in self.deltas)]
+
+
+def _no_periods() -> NDArray[np.uint64]:
+    return np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,40 +171,61 @@ class ExtentTable:
     Attributes:
         length: bytes covered, uint64 [n].
         source: position in the plain stream of the pack, or the 8 bytes of a fill, uint64 [n].
-        pack: number of the pack in the manifest's list, or `FILL`, uint32 [n].
+        pack: number of the pack in the manifest's list, or `FILL` or `KEEP`, uint32 [n].
+        period: 0, or how many bytes at ``source`` are repeated over the length, uint64 [n].
     """
 
     length: NDArray[np.uint64]
     source: NDArray[np.uint64]
     pack: NDArray[np.uint32]
+    period: NDArray[np.uint64] = field(default_factory=_no_periods)
+
+    def __post_init__(self) -> None:
+        if len(self.period) != len(self.length):
+            assert not len(self.period), "one period a row, or none at all"
+            object.__setattr__(self, "period", np.zeros(len(self.length), np.uint64))
 
     def __len__(self) -> int:
         return len(self.length)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ExtentTable) and all(
-            np.array_equal(getattr(self, column), getattr(other, column))
-            for column in ("length", "source", "pack")
+            np.array_equal(getattr(self, column), getattr(other, column)) for column in _COLUMNS
         )
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def stored(self) -> NDArray[np.bool_]:
+        """Which rows lie in a pack, bool [n]."""
+        return self.pack < KEEP
+
+    @property
+    def extent(self) -> NDArray[np.uint64]:
+        """Bytes that each row takes of its pack, uint64 [n]; 0 if it needs none."""
+        taken = np.where(self.period > 0, self.period, self.length)
+        return np.where(self.stored, taken, np.uint64(0))
+
     def rows(self, start: int, stop: int) -> ExtentTable:
         """Return the rows from ``start`` to ``stop`` as views."""
-        part = slice(start, stop)
-        return ExtentTable(self.length[part], self.source[part], self.pack[part])
+        return self.take(slice(start, stop))
+
+    def take(self, which: slice | NDArray[Any]) -> ExtentTable:
+        """Return some rows: by slice, mask or numbers."""
+        return ExtentTable(*(getattr(self, column)[which] for column in _COLUMNS))
 
     @staticmethod
-    def of(rows: list[ExtentTable]) -> ExtentTable:
+    def of(rows: Sequence[ExtentTable]) -> ExtentTable:
         """Join tables."""
         if not rows:
             empty = np.empty(0, np.uint64)
             return ExtentTable(empty, empty, np.empty(0, np.uint32))
         return ExtentTable(
-            np.concatenate([part.length for part in rows]),
-            np.concatenate([part.source for part in rows]),
-            np.concatenate([part.pack for part in rows]),
+            *(np.concatenate([getattr(part, column) for part in rows]) for column in _COLUMNS)
         )
+
+
+_COLUMNS = ("length", "source", "pack", "period")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +261,12 @@ class Manifest:
         """Bytes of the packs written for this checkpoint."""
         return sum(pack.size_bytes for pack in self.own_packs)
 
-    def region_extents(self) -> list[ExtentTable]:
-        """Return each region's rows of the extent table."""
-        ends = np.cumsum([region.extent_count for region in self.regions], dtype=np.intp)
-        starts = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
-        return [self.extents.rows(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+    def region_layers(self) -> list[list[ExtentTable]]:
+        """Return, for each region, the rows of its layers, the bottom one first."""
+        counts = [count for region in self.regions for count in region.row_counts]
+        edges = np.concatenate([np.zeros(1, np.intp), np.cumsum(counts, dtype=np.intp)])
+        tables = (self.extents.rows(int(a), int(b)) for a, b in itertools.pairwise(edges))
+        return [[next(tables) for _ in region.row_counts] for region in self.regions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

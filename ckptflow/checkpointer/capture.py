@@ -15,7 +15,7 @@ import numpy as np
 
 from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
 from ckptflow.data.regions import Region, flatten
-from ckptflow.store.layout import NamedRegion
+from ckptflow.store.base import NamedRegion
 
 
 @dataclass(frozen=True, slots=True)

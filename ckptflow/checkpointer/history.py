@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptflow.errors import ConfigError, NotFoundError, TierError
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.layout import Base
+from ckptflow.store.base import Base
 from ckptflow.store.resume import Restored, restore_newest
 from ckptflow.tiers.tier import Tier
 

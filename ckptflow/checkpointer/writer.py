@@ -22,7 +22,7 @@ from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.layout import Base
+from ckptflow.store.base import Base
 from ckptflow.store.prune import prune
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier

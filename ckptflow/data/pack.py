@@ -30,34 +30,45 @@ FRAME_PLAIN_MAX = 4 * MIB
 
 _TAIL = struct.Struct(f"<{SEAL_BYTES}sQ8s")
 _RECORD = np.dtype(
-    [("stored", "<u4"), ("plain", "<u4"), ("codec", "u1"), ("zero", "V3"), ("digest", "V16")]
+    [
+        ("stored", "<u4"),
+        ("plain", "<u4"),
+        ("codec", "u1"),
+        ("filter", "u1"),
+        ("word", "u1"),
+        ("zero", "V1"),
+        ("digest", "V16"),
+    ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """Where pieces of regions will lie. All arrays are per piece, in stream order.
+    """Where pieces of regions will lie. All arrays but the last are per piece, in stream order.
 
     Attributes:
         region: number of the region, intp [p].
         start: first byte within the region, uint64 [p].
         length: bytes, uint64 [p].
+        encoding: number of the encoding, one and the same within a frame, intp [p].
         frame: number of the frame, counted over all packs, intp [p].
         pack: number of the pack, from 0, intp [p].
-        source: position in the plain stream of that pack, uint64 [p].
+        pack_edges: where each pack starts in the stream of all, uint64 [packs + 1]; last, its
+            end.
     """
 
     region: NDArray[np.intp]
     start: U64
     length: U64
+    encoding: NDArray[np.intp]
     frame: NDArray[np.intp]
     pack: NDArray[np.intp]
-    source: U64
+    pack_edges: U64
 
     @property
     def pack_count(self) -> int:
         """Number of packs."""
-        return int(self.pack[-1]) + 1 if len(self.pack) else 0
+        return len(self.pack_edges) - 1
 
     def frames_of(self, pack: int) -> list[slice]:
         """Return, for each frame of a pack, its pieces."""
@@ -67,18 +78,23 @@ class PackPlan:
         return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-def plan_packs(region: NDArray[np.intp], start: U64, length: U64) -> PackPlan:
-    """Lay out pieces of regions, given in stream order.
+def plan_packs(
+    region: NDArray[np.intp], start: U64, length: U64, encoding: NDArray[np.intp]
+) -> PackPlan:
+    """Lay out pieces of regions, given in stream order, those of one encoding together.
 
     A piece of `GATHER_BYTES` or more becomes frames of its own, which are views on the region;
     runs of smaller ones share frames, into which they are gathered. Frames hold up to
-    `FRAME_BYTES`, packs about `PACK_BYTES`.
+    `FRAME_BYTES`, packs about `PACK_BYTES`. A frame begins after a piece whose length is no
+    multiple of 8, so that cuts never go through a word; a pack begins where a piece does, so
+    that no small piece is cut by it.
     """
     if not len(length):
         none, zero = np.empty(0, np.intp), np.empty(0, np.uint64)
-        return PackPlan(none, zero, zero, none, none, zero)
-    large = length >= GATHER_BYTES
-    new_segment = np.concatenate([[True], large[1:] | large[:-1]])
+        return PackPlan(none, zero, zero, none, none, none, np.zeros(1, np.uint64))
+    large, odd = length >= GATHER_BYTES, length % np.uint64(8) != 0
+    breaks = large[1:] | large[:-1] | odd[:-1] | (encoding[1:] != encoding[:-1])
+    new_segment = np.concatenate([[True], breaks])
     heads = np.flatnonzero(new_segment)
     segment = np.cumsum(new_segment) - 1
     stream = starts_of(length)
@@ -89,18 +105,20 @@ def plan_packs(region: NDArray[np.intp], start: U64, length: U64) -> PackPlan:
     frame_heads = np.concatenate([[True], changes])
     frame = np.cumsum(frame_heads) - 1
     stream = starts_of(size)
-    frame_start = stream[np.flatnonzero(frame_heads)]
-    pack_of_frame = (frame_start // np.uint64(PACK_BYTES)).astype(np.intp)
-    pack_of_frame = np.unique(pack_of_frame, return_inverse=True)[1].astype(np.intp)
-    pack = pack_of_frame[frame]
-    pack_start = stream[np.searchsorted(pack, np.arange(int(pack[-1]) + 1))]
+    # A pack ends with the last frame that starts before a multiple of its size.
+    may_end = frame_heads & ((skipped == 0) | large[piece])
+    pack = stream // np.uint64(PACK_BYTES)
+    pack = np.maximum.accumulate(np.where(may_end, pack, np.uint64(0)))
+    pack = np.unique(pack, return_inverse=True)[1].astype(np.intp)
+    first = np.searchsorted(pack, np.arange(int(pack[-1]) + 1))
     return PackPlan(
         region=region[piece],
         start=start[piece] + skipped,
         length=size,
+        encoding=encoding[piece],
         frame=frame,
         pack=pack,
-        source=stream - pack_start[pack],
+        pack_edges=np.append(stream[first], stream[-1] + size[-1]),
     )
 
 
@@ -112,28 +130,56 @@ class FrameTable:
         offset: where the stored bytes start in the object, int64 [n + 1]; last, their end.
         plain_start: where the plain bytes start in the plain stream, int64 [n + 1].
         codec: uint8 [n].
+        filter: what the plain bytes went through before the codec, uint8 [n].
+        word: bytes of the words of that filter, uint8 [n].
         digest: 16 bytes each, V16 [n].
     """
 
     offset: NDArray[np.int64]
     plain_start: NDArray[np.int64]
     codec: NDArray[np.uint8]
+    filter: NDArray[np.uint8]
+    word: NDArray[np.uint8]
     digest: NDArray[np.void]
 
     def __len__(self) -> int:
         return len(self.codec)
 
+    @property
+    def is_plain(self) -> NDArray[np.bool_]:
+        """Which frames are stored as they are, so that a part of one can be read, bool [n]."""
+        return (self.codec == 0) & (self.filter == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """One frame as it goes to a pack."""
+
+    stored: bytes | memoryview
+    plain_bytes: int
+    codec: int
+    filter: int
+    word: int
+
 
 def encode_table(
-    stored: Sequence[int], plain: Sequence[int], codec: Sequence[int], digest: Sequence[bytes]
+    frames: Sequence[StoredFrame], digests: Sequence[bytes]
 ) -> tuple[bytes, bytes]:
-    """Return what goes behind the frames, and the seal of the table."""
-    records = np.zeros(len(stored), _RECORD)
-    records["stored"], records["plain"], records["codec"] = stored, plain, codec
-    records["digest"] = np.frombuffer(b"".join(digest), "V16")
+    """Return what goes behind the frames, and the seal of the table.
+
+    Args:
+        frames: all frames of the pack, in order.
+        digests: of their stored bytes.
+    """
+    records = np.zeros(len(frames), _RECORD)
+    records["stored"] = [len(frame.stored) for frame in frames]
+    records["plain"] = [frame.plain_bytes for frame in frames]
+    for column in ("codec", "filter", "word"):
+        records[column] = [getattr(frame, column) for frame in frames]
+    records["digest"] = np.frombuffer(b"".join(digests), "V16")
     table = records.tobytes()
     sealed = seal(table)
-    return table + _TAIL.pack(sealed, len(stored), TAIL_MAGIC), sealed
+    return table + _TAIL.pack(sealed, len(frames), TAIL_MAGIC), sealed
 
 
 def table_bytes(frame_count: int) -> int:
@@ -169,4 +215,5 @@ def decode_table(
     too_big = records["plain"].max(initial=0) > FRAME_PLAIN_MAX
     if offset[-1] + len(tail) != size_bytes or too_big:
         raise CorruptionError(f"The frames of pack {where} do not fill it: it is damaged.")
-    return FrameTable(offset, plain_start, records["codec"].copy(), records["digest"].copy())
+    columns = (records[name].copy() for name in ("codec", "filter", "word", "digest"))
+    return FrameTable(offset, plain_start, *columns)

@@ -22,7 +22,7 @@ from ckptflow.data.arrays import ArraySpec, array_from
 from ckptflow.data.leaves import Node
 from ckptflow.data.tree import iter_arrays, iter_plain
 from ckptflow.errors import FormatError, NotFoundError
-from ckptflow.model import FILL, ExtentTable, Manifest, RegionEntry
+from ckptflow.model import ExtentTable, Manifest, RegionEntry
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.restore import read_checkpoint
 
@@ -114,14 +114,13 @@ def parts_of(structure: Node) -> dict[Part, Node]:
 
 def restrict(manifest: Manifest, number: int) -> Manifest:
     """Return a manifest of one region only, with no packs but those it needs."""
-    rows = manifest.region_extents()[number]
-    data = rows.pack != FILL
-    used = np.unique(rows.pack[data])
+    rows = ExtentTable.of(manifest.region_layers()[number])
+    used = np.unique(rows.pack[rows.stored])
     pack = rows.pack.copy()
-    pack[data] = np.searchsorted(used, rows.pack[data])
+    pack[rows.stored] = np.searchsorted(used, rows.pack[rows.stored])
     return replace(
         manifest,
         regions=(manifest.regions[number],),
         packs=tuple(manifest.packs[int(old)] for old in used),
-        extents=ExtentTable(rows.length, rows.source, pack),
+        extents=ExtentTable(rows.length, rows.source, pack, rows.period),
     )

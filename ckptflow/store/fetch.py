@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data import digest
-from ckptflow.data.codec import Codec, decode
+from ckptflow.data.codec import decode_frame
+from ckptflow.data.deltas import apply_delta
 from ckptflow.data.extents import U64, ramps, starts_of
 from ckptflow.data.pack import FRAME_PLAIN_MAX, HEAD, FrameTable, decode_table, table_bytes
-from ckptflow.data.ranges import copy_ranges, fill_ranges
+from ckptflow.data.ranges import copy_ranges, fill_ranges, repeat_ranges
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
-from ckptflow.model import FILL, LineageId, Manifest, PackRef
+from ckptflow.model import FILL, DeltaLayer, ExtentTable, LineageId, Manifest, PackRef
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB, MIB
 
@@ -76,50 +78,93 @@ def fill(
     to small pieces and patterns; those are written afterwards. No gap is as long as the
     extents that are read directly, so none of these is ever overwritten.
     """
-    counts = [entry.extent_count for entry in manifest.regions]
-    region = np.repeat(np.arange(len(counts)), np.array(counts, np.intp))
-    table = manifest.extents
-    sizes = np.array([entry.size_bytes for entry in manifest.regions], np.uint64)
-    start = starts_of(table.length) - starts_of(sizes)[region]
-    direct: list[_Task] = []
-    scattered: list[_Task] = []
-    for number, pack in enumerate(packs):
-        rows = np.flatnonzero(table.pack == number)
-        rows = rows[np.argsort(table.source[rows], kind="stable")]
-        pieces = _Pieces(region[rows], start[rows], table.length[rows], table.source[rows])
-        tasks = _tasks(pack, pieces, buffers, check_frames=check_frames)
-        direct += tasks[0]
-        scattered += tasks[1]
-    for tasks_of_a_kind in (direct, scattered):
-        for _ in pool.map(lambda task: task[0].first_sound(task[1]), tasks_of_a_kind):
-            pass
-    _fill_patterns(manifest, buffers, region, start)
+    for depth in range(max((len(entry.row_counts) for entry in manifest.regions), default=0)):
+        layer = _Layer.of(manifest, depth)
+        direct: list[_Task] = []
+        scattered: list[_Task] = []
+        for number, pack in enumerate(packs):
+            pieces = layer.pieces_in(number)
+            if not len(pieces.region):
+                continue
+            tasks = _tasks(pack, pieces, buffers, layer.deltas, check_frames=check_frames)
+            direct += tasks[0]
+            scattered += tasks[1]
+        for tasks_of_a_kind in (direct, scattered):
+            for _ in pool.map(lambda task: task[0].first_sound(task[1]), tasks_of_a_kind):
+                pass
+        _fill_patterns(layer, buffers)
 
 
-def _fill_patterns(
-    manifest: Manifest,
-    buffers: Sequence[memoryview],
-    region: NDArray[np.intp],
-    start: U64,
-) -> None:
-    table = manifest.extents
-    rows = np.flatnonzero(table.pack == FILL)
-    for group in _groups(region[rows]):
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer of every region that has so many.
+
+    Attributes:
+        region: number of the region of each row, intp [n].
+        start: first byte of the row within it, uint64 [n].
+        rows: the rows.
+        deltas: how to combine what is read with what is there, by the number of the region;
+            empty for the bottom, which is read into place.
+    """
+
+    region: NDArray[np.intp]
+    start: U64
+    rows: ExtentTable
+    deltas: dict[int, DeltaLayer]
+
+    @staticmethod
+    def of(manifest: Manifest, depth: int) -> _Layer:
+        layers = manifest.region_layers()
+        numbers = [n for n, tables in enumerate(layers) if len(tables) > depth]
+        tables = [layers[n][depth] for n in numbers]
+        region = np.repeat(np.array(numbers, np.intp), [len(table) for table in tables])
+        start = [starts_of(table.length) for table in tables]
+        return _Layer(
+            region,
+            np.concatenate(start) if start else np.empty(0, np.uint64),
+            ExtentTable.of(tables),
+            {n: manifest.regions[n].deltas[depth - 1] for n in numbers} if depth else {},
+        )
+
+    def pieces_in(self, pack: int) -> _Pieces:
+        """Return what has to be read of one pack, sorted by where it lies there."""
+        which = np.flatnonzero(self.rows.pack == pack)
+        which = which[np.argsort(self.rows.source[which], kind="stable")]
+        rows = self.rows.take(which)
+        return _Pieces(self.region[which], self.start[which], rows.extent, rows.source)
+
+
+def _fill_patterns(layer: _Layer, buffers: Sequence[memoryview]) -> None:
+    """Write fills, and repeat the first periods, which are in place already."""
+    rows = np.flatnonzero(layer.rows.pack == FILL)
+    for group in _groups(layer.region[rows]):
         part = rows[group]
-        target = buffers[int(region[part[0]])]
-        fill_ranges(target, start[part], table.length[part], table.source[part])
+        target = buffers[int(layer.region[part[0]])]
+        fill_ranges(target, layer.start[part], layer.rows.length[part], layer.rows.source[part])
+    rows = np.flatnonzero(layer.rows.period)
+    for group in _groups(layer.region[rows]):
+        part = rows[group]
+        target = buffers[int(layer.region[part[0]])]
+        period, length = layer.rows.period[part], layer.rows.length[part]
+        repeat_ranges(target, layer.start[part], period, length)
 
 
 def _tasks(
-    pack: Pack, pieces: _Pieces, buffers: Sequence[memoryview], *, check_frames: bool
+    pack: Pack,
+    pieces: _Pieces,
+    buffers: Sequence[memoryview],
+    deltas: Mapping[int, DeltaLayer],
+    *,
+    check_frames: bool,
 ) -> tuple[list[_Task], list[_Task]]:
-    """Return what copies pieces of one pack to where they belong: directly, and by scratch."""
+    """Return what brings pieces of one pack to where they belong: directly, and by scratch."""
     frames = pack.frames()
     frame, pieces = _split_at_frames(pieces, frames)
     is_direct = (
-        (frames.codec[frame] == Codec.RAW)
+        frames.is_plain[frame]
         & (pieces.length >= np.uint64(DIRECT_BYTES))
         & (not check_frames)
+        & (not deltas)
     )
     shift = (frames.offset - frames.plain_start)[frame[is_direct]]
     direct: list[_Task] = [
@@ -130,8 +175,9 @@ def _tasks(
     scattered: list[_Task] = []
     for group in _groups(frame):
         number, part = int(frame[group.start]), rest.rows(group)
-        read = _frame_read(pack, frames, number, part, buffers=buffers, check=check_frames)
-        scattered.append((pack, read))
+        read = _frame_read(pack, frames, number, check=check_frames)
+        place = partial(_place_deltas, deltas=deltas) if deltas else _place
+        scattered.append((pack, partial(read, part, partial(place, part, buffers))))
     return direct, scattered
 
 
@@ -181,52 +227,80 @@ def _direct_read(pack: Pack, target: memoryview, offset: int) -> Callable[[Tier]
     return read
 
 
+_Place: TypeAlias = "Callable[[bytes | memoryview, int], None]"
+
+
 def _frame_read(
-    pack: Pack,
-    frames: FrameTable,
-    frame: int,
-    pieces: _Pieces,
-    *,
-    buffers: Sequence[memoryview],
-    check: bool,
-) -> Callable[[Tier], None]:
-    """Return a task that reads what ``pieces`` need of one frame, and scatters it."""
-    codec = int(frames.codec[frame])
+    pack: Pack, frames: FrameTable, frame: int, *, check: bool
+) -> Callable[[_Pieces, _Place, Tier], None]:
+    """Return what reads as much of one frame as some pieces need, and has it placed."""
     begin, end = int(frames.offset[frame]), int(frames.offset[frame + 1])
     first, last = int(frames.plain_start[frame]), int(frames.plain_start[frame + 1])
-    if codec == Codec.RAW and not check:  # Then a part will do.
-        need_first, need_last = (
-            int(pieces.source[0]),
-            int((pieces.source + pieces.length).max()),
-        )
-        begin, end = begin + need_first - first, begin + need_last - first
-        first, last = need_first, need_last
+    codec, is_plain = int(frames.codec[frame]), bool(frames.is_plain[frame])
+    filter_, word = int(frames.filter[frame]), int(frames.word[frame])
 
-    def read(tier: Tier) -> None:
+    def read(pieces: _Pieces, place: _Place, tier: Tier) -> None:
+        a, b, plain_first, plain_last = begin, end, first, last
+        if is_plain and not check:  # Then a part will do.
+            plain_first = int(pieces.source[0])
+            plain_last = int((pieces.source + pieces.length).max())
+            a, b = begin + plain_first - first, begin + plain_last - first
         where = f"{pack.key!r} on tier {tier.name!r}"
-        stored = _scratch(end - begin)
-        tier.read_into(pack.key, stored, start_bytes=begin)
+        stored = _scratch("stored", b - a)
+        tier.read_into(pack.key, stored, start_bytes=a)
         if check and digest.digest(stored) != frames.digest[frame].tobytes():
             raise CorruptionError(
                 f"Frame {frame} of {where} (bytes {begin} to {end}) does not match its digest."
             )
-        plain = decode(codec, stored, plain_bytes=last - first, where=where)
-        source = pieces.source - np.uint64(first)
-        for group in _groups(pieces.region):
-            target, start = buffers[int(pieces.region[group.start])], pieces.start[group]
-            copy_ranges(plain, target, source[group], start, pieces.length[group])
+        size_bytes = plain_last - plain_first
+        out = None if is_plain else _scratch("plain", size_bytes)
+        plain = decode_frame(
+            codec, filter_, word, stored, plain_bytes=size_bytes, out=out, where=where
+        )
+        place(plain, plain_first)
 
     return read
+
+
+def _place(
+    pieces: _Pieces, buffers: Sequence[memoryview], plain: bytes | memoryview, first: int
+) -> None:
+    """Copy pieces out of plain bytes, which begin at position ``first`` of the stream."""
+    source = pieces.source - np.uint64(first)
+    for group in _groups(pieces.region):
+        target = buffers[int(pieces.region[group.start])]
+        copy_ranges(plain, target, source[group], pieces.start[group], pieces.length[group])
+
+
+def _place_deltas(
+    pieces: _Pieces,
+    buffers: Sequence[memoryview],
+    plain: bytes | memoryview,
+    first: int,
+    *,
+    deltas: Mapping[int, DeltaLayer],
+) -> None:
+    """Combine pieces with the bytes that are there.
+
+    A piece is cut where a frame ends. Frames of deltas end between words, as a pack does.
+    """
+    source = pieces.source - np.uint64(first)
+    for group in _groups(pieces.region):
+        number = int(pieces.region[group.start])
+        starts, lengths = pieces.start[group], pieces.length[group]
+        op, word = deltas[number].op, deltas[number].word_bytes
+        target = buffers[number]
+        apply_delta(target, plain, starts, source[group], lengths, op=op, word_bytes=word)
 
 
 _threads = threading.local()
 
 
-def _scratch(size_bytes: int) -> memoryview:
+def _scratch(what: str, size_bytes: int) -> memoryview:
     """Return memory of this thread for one frame; fresh pages would cost more than to read."""
-    if not hasattr(_threads, "scratch"):
-        _threads.scratch = np.empty(FRAME_PLAIN_MAX, np.uint8).data
-    scratch: memoryview = _threads.scratch
+    if not hasattr(_threads, what):
+        setattr(_threads, what, np.empty(FRAME_PLAIN_MAX, np.uint8).data)
+    scratch: memoryview = getattr(_threads, what)
     return (
         scratch[:size_bytes]
         if size_bytes <= len(scratch)

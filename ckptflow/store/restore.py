@@ -19,7 +19,6 @@ from ckptflow.data import digest, merkle
 from ckptflow.errors import CorruptionError
 from ckptflow.model import Manifest
 from ckptflow.store.fetch import Pack, fill
-from ckptflow.store.layout import Base
 from ckptflow.tiers.tier import Tier
 
 
@@ -29,7 +28,7 @@ def read_checkpoint(
     buffers: Sequence[memoryview],
     *,
     note: Callable[[str], None] = lambda _text: None,
-) -> Base:
+) -> list[NDArray[np.uint64]]:
     """Fill ``buffers`` with the regions of a checkpoint and verify them.
 
     Args:
@@ -39,7 +38,7 @@ def read_checkpoint(
         note: told, in a sentence, of every copy that was skipped and why.
 
     Returns:
-        The base for the next checkpoint of this lineage.
+        The digests of the chunks of each region, uint64 [n, 2].
 
     Raises:
         CorruptionError: some region could not be made whole from any copy. The buffers
@@ -62,8 +61,7 @@ def read_checkpoint(
                     f"{_listed(bad)} of {manifest.lineage} {manifest.id} do not have the root "
                     f"that the manifest names, although all frames are sound."
                 )
-    names = [entry.name for entry in manifest.regions]
-    return Base(manifest, dict(zip(names, digests, strict=True)))
+    return digests
 
 
 def _thread_count() -> int:

@@ -12,8 +12,8 @@ from typing import Any
 from ckptflow.data.regions import plan_restore
 from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
+from ckptflow.store.base import Base, remember
 from ckptflow.store.catalog import Found, Lineage
-from ckptflow.store.layout import Base
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 
@@ -104,7 +104,8 @@ def read_state(
     """
     sizes = [entry.size_bytes for entry in manifest.regions]
     plan = plan_restore(manifest.structure, sizes, target)
-    base = read_checkpoint(tiers, manifest, plan.buffers, note=note)
+    chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note)
+    base = remember(manifest, plan.buffers, chunks)
     return plan.finish(), base
 
 

@@ -17,11 +17,13 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lz4.block
 import numpy as np
 import zstandard
 from ckh128 import digest, digests, merkle, text
 
-FILL = 0xFFFFFFFF
+FILL, KEEP = 0xFFFFFFFF, 0xFFFFFFFE
+FEATURES = {"compact-extents", "frame-filters"}
 
 
 class Refused(ValueError):
@@ -90,6 +92,30 @@ def unzstd(data: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
 
 
+def unfilter(kind: int, word: int, data: bytes, size: int) -> bytes:
+    """Undo a filter; ``size`` is what has to come out."""
+    check(kind in range(4) and (1 <= word <= 16 if kind else word == 0), f"filter {kind}, {word}")
+    if not kind:
+        return data
+    raw, count = np.frombuffer(data, np.uint8), size // word
+    if kind == 1:
+        words, rest = raw[: count * word].reshape(word, count).T, raw[count * word :]
+    elif kind == 2:
+        count = count // 8 * 8
+        planes = raw[: count * word].reshape(8 * word, count // 8)
+        bits = np.unpackbits(planes, axis=1, bitorder="little")  # One row for each bit of a word.
+        words, rest = np.packbits(bits.T, axis=1, bitorder="little"), raw[count * word :]
+    else:
+        head, tail = -(-count // 8), size - count * word
+        is_stored = np.unpackbits(raw[:head], bitorder="little")
+        check(not is_stored[count:].any(), "a word that is not there")
+        is_stored = is_stored[:count].astype(bool)
+        check(len(raw) == head + is_stored.sum() * word + tail, "length of a filtered frame")
+        words, rest = np.zeros((count, word), np.uint8), raw[len(raw) - tail :]
+        words[is_stored] = raw[head : len(raw) - tail].reshape(word, is_stored.sum()).T
+    return np.ascontiguousarray(words).tobytes() + rest.tobytes()
+
+
 def plain_stream(lineage: Path, pack: dict[str, Any]) -> bytes:
     key, n = pack["key"], pack["frames"]
     check(re.fullmatch(r"packs/[\d.]+\.[\da-f]{8}\.pack", key, re.ASCII), f"{key}: wrong key")
@@ -101,19 +127,22 @@ def plain_stream(lineage: Path, pack: dict[str, Any]) -> bytes:
     check(raw[-16:] == struct.pack("<Q8s", n, b"CKFPEND1"), f"{key}: wrong end")
     check(seal(table) == raw[-32:-16] == bytes.fromhex(pack["table"]), f"{key}: wrong seal")
     position, plain = 16, []
-    for stored, size, codec, zero, expected in struct.iter_unpack("<2IB3s16s", table):
+    for stored, size, codec, kind, word, zero, expected in struct.iter_unpack("<2I4B16s", table):
         frame = raw[position : position + stored]
         position += stored
         check(text(digest(frame)) == expected.hex(), f"{key}: damaged before {position}")
-        check(codec in {0, 1} and zero == bytes(3), f"{key}: unknown codec {codec}")
-        plain.append(unzstd(frame) if codec else frame)
+        check(codec in {0, 1, 2} and zero == 0, f"{key}: unknown codec {codec}")
+        if codec == 2:
+            most = size + (-(-(size // word) // 8) if kind == 3 else 0)
+            frame = lz4.block.decompress(frame, uncompressed_size=most)
+        plain.append(unfilter(kind, word, unzstd(frame) if codec == 1 else frame, size))
         check(0 < len(plain[-1]) == size <= 4 << 20, f"{key}: wrong size of a frame")
     check(position == end and sum(map(len, plain)) == pack["plain"], f"{key}: wrong sums")
     return b"".join(plain)
 
 
-def read_manifest(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """Return the document, and (length, source, pack) of each extent."""
+def read_manifest(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[Row]]:
+    """Return the document and the rows of the extent table."""
     lineage, step, attempt = checkpoint
     path = lineage / "manifests" / f"{step:012d}.{attempt:08d}.ckpt"
     name, raw = path.name, path.read_bytes()
@@ -124,32 +153,114 @@ def read_manifest(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[tuple[in
     check(reserved == 0 and len(raw) == 48 + j + t, f"{name}: wrong size")
     document, table = load(unzstd(raw[32 : 32 + j])), unzstd(raw[32 + j : -16])
     check(document["format"] == "ckptflow-checkpoint", f"{name}: of something else")
-    check(not document["features"], f"{name}: needs {document['features']}")
+    check(set(document["features"]) <= FEATURES, f"{name}: needs {document['features']}")
     says = tuple(document[field] for field in ("run", "task", "step", "attempt"))
     check(says == (*lineage.parts[-2:], step, attempt), f"{name}: is of {says}")
-    m = sum(region["extents"] for region in document["regions"])
-    check(len(table) == 20 * m, f"{name}: extent table of {len(table)} bytes for {m} extents")
+    rows = compact(table) if "compact-extents" in document["features"] else columns(table)
+    m = sum(sum(layer["extents"] for layer in layers(region)) for region in document["regions"])
+    check(len(rows) == m, f"{name}: {len(rows)} extents instead of {m}")
+    packs = {row.pack for row in rows} - {FILL, KEEP}
+    check(packs == {*range(len(document["packs"]))}, f"{name}: packs")
+    return document, rows
+
+
+class Row(NamedTuple):
+    length: int
+    source: int
+    pack: int
+    period: int
+
+
+def layers(region: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the layers of a region, the bottom first."""
+    return [{"extents": region["extents"]}, *region.get("deltas", [])]
+
+
+def columns(table: bytes) -> list[Row]:
+    """Read an extent table without compact-extents."""
+    m = len(table) // 20
+    check(len(table) == 20 * m, "bytes of the extent table")
     length, source = np.frombuffer(table, "<u8", 2 * m).reshape(2, m).copy()
     source[1:] += length[:-1]
     source, pack = np.cumsum(source, dtype=np.uint64), np.frombuffer(table, "<u4", m, 16 * m)
-    check({*pack.tolist(), FILL} == {*range(len(document["packs"])), FILL}, f"{name}: packs")
-    return document, list(zip(length.tolist(), source.tolist(), pack.tolist(), strict=True))
+    rows = zip(length.tolist(), source.tolist(), pack.tolist(), strict=True)
+    return [Row(*row, 0) for row in rows]
+
+
+def leb128(data: bytes) -> list[int]:
+    numbers, number, shift = [], 0, 0
+    for byte in data:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            check(number < 1 << 64 and shift <= 70, "a number of more than 64 bits")
+            numbers.append(number)
+            number = shift = 0
+    check(shift == 0, "a column is cut short")
+    return numbers
+
+
+def compact(table: bytes) -> list[Row]:
+    if not table:
+        return []
+    sizes = struct.unpack_from("<5Q", table)
+    edges = [40, *itertools.accumulate(sizes, initial=40)][1:]
+    check(edges[-1] == len(table), "columns of the extent table")
+    pairs = itertools.pairwise(edges)
+    codes, lengths, *others = (leb128(table[a:b]) for a, b in pairs)
+    steps, fills, periods = map(iter, others)
+    rows, ends = [], dict[int, int]()
+    for code, length in zip(codes, lengths, strict=True):
+        if code < 2:
+            rows.append(Row(length, 0 if code else next(fills), FILL - code, 0))
+            continue
+        step, period = next(steps), next(periods)
+        source = (ends.get(code, 0) + ((step >> 1) ^ -(step & 1))) % 2**64
+        ends[code] = (source + (period or length)) % 2**64
+        rows.append(Row(length, source, code - 2, period))
+    check([*steps, *fills, *periods] == [], "columns of different lengths")
+    return rows
+
+
+def combine(below: bytes, delta: bytes, op: str, word: int) -> bytes:
+    """Apply a delta to what the layers below give."""
+    check(op in {"xor", "sub"} and word in {1, 2, 4, 8}, f"delta {op} of {word}")
+    whole = len(below) // word * word
+    old, new = (np.frombuffer(data[:whole], f"<u{word}") for data in (below, delta))
+    one = old.dtype.type(1)
+    result = old ^ new if op == "xor" else old + ((new >> one) ^ (~(new & one) + one))
+    rest = bytes(a ^ b for a, b in zip(below[whole:], delta[whole:], strict=True))
+    return result.tobytes() + rest
 
 
 def read_regions(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[bytearray]]:
     """Return the document and the bytes of each region, all of it checked."""
     document, table = read_manifest(checkpoint)
-    streams = [plain_stream(checkpoint.lineage, pack) for pack in document["packs"]]
+    streams = [memoryview(plain_stream(checkpoint.lineage, p)) for p in document["packs"]]
     extents, regions, leaves = iter(table), [], [np.zeros((0, 2), np.uint64)]
     for region in document["regions"]:
-        name, data = region["name"], bytearray()
-        for length, source, pack in itertools.islice(extents, region["extents"]):
-            if pack == FILL:
-                data += (struct.pack("<Q", source) * (length // 8 + 1))[:length]
-            else:
-                check(source + length <= len(streams[pack]), f"{name}: outside of a pack")
-                data += memoryview(streams[pack])[source : source + length]
-        check(len(data) == region["bytes"], f"{name}: not covered")
+        name, data = region["name"], bytearray(region["bytes"])
+        for height, layer in enumerate(layers(region)):
+            at = 0
+            for length, source, pack, period in itertools.islice(extents, layer["extents"]):
+                end = at + length
+                check(end <= len(data), f"{name}: covered beyond its end")
+                if pack == FILL:
+                    check(height == 0, f"{name}: a fill on a delta layer")
+                    data[at:end] = (struct.pack("<Q", source) * (length // 8 + 1))[:length]
+                elif pack == KEEP:
+                    check(height > 0, f"{name}: a bottom that keeps")
+                else:
+                    taken = period or length
+                    check(source + taken <= len(streams[pack]), f"{name}: outside of a pack")
+                    check(taken <= length and not (height and period), f"{name}: period")
+                    new = bytes(streams[pack][source : source + taken])
+                    new = (new * (length // taken + 1))[:length] if length else b""
+                    if height:
+                        new = combine(bytes(data[at:end]), new, layer["op"], layer["word"])
+                    data[at:end] = new
+                at = end
+            check(at == len(data), f"{name}: not covered")
         root = merkle(digests(data, document["chunk"]))
         check(text(root) == region["root"], f"{name}: damaged")
         leaves.append(merkle(np.concatenate([digest(name.encode()), root])))

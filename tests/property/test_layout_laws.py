@@ -16,12 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptflow.data import digest
 from ckptflow.model import FILL, CheckpointId, LineageId, Manifest
-from ckptflow.store import layout as layout_module
-from ckptflow.store.layout import LIVE_FRACTION_MIN, PACKS_MAX, Base, NamedRegion, lay_out
+from ckptflow.store import wear
+from ckptflow.store.base import Base, Memory, NamedRegion, remember
+from ckptflow.store.changes import find_changes
+from ckptflow.store.choice import choose_encodings
+from ckptflow.store.layout import lay_out
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
+from ckptflow.store.wear import LIVE_FRACTION_MIN, PACKS_MAX
 from ckptflow.tiers.memory import MemoryTier
 
 LINEAGE = LineageId("exp", "task")
@@ -101,13 +104,20 @@ def read(tier: MemoryTier, manifest: Manifest) -> State:
     return {entry.name: bytes(buffer) for entry, buffer in entries}
 
 
+def restored(tier: MemoryTier, manifest: Manifest) -> Base:
+    """The base that a process has which restored a checkpoint."""
+    buffers = [memoryview(bytearray(entry.size_bytes)) for entry in manifest.regions]
+    return remember(manifest, buffers, read_checkpoint([tier], manifest, buffers))
+
+
 def used_bytes(manifest: Manifest) -> dict[str, int]:
-    """How many bytes of each pack the checkpoint needs."""
+    """How many bytes of each pack the checkpoint needs, however often."""
+    used: dict[str, set[int]] = {pack.key: set() for pack in manifest.packs}
     table = manifest.extents
-    return {
-        pack.key: int(table.length[table.pack == number].sum())
-        for number, pack in enumerate(manifest.packs)
-    }
+    for number, source, extent in zip(table.pack, table.source, table.extent, strict=True):
+        if number < len(manifest.packs):
+            used[manifest.packs[number].key].update(range(int(source), int(source + extent)))
+    return {key: len(positions) for key, positions in used.items()}
 
 
 def check_bounds(manifest: Manifest) -> None:
@@ -144,10 +154,25 @@ def test_any_checkpoint_can_be_the_base_of_the_next(
 ) -> None:
     """After a restore of an older one; what it leaves behind stays what it was."""
     tier = MemoryTier()
+    manifests: list[Manifest] = []
+    for step, state in enumerate(states):
+        base = restored(tier, data.draw(st.sampled_from(manifests))) if manifests else None
+        manifests.append(write(tier, step, state, base, chunk).manifest)
+    for state, manifest in zip(states, manifests, strict=True):
+        assert read(tier, manifest) == state
+
+
+@given(states=histories(size=6), chunk=st.sampled_from([16, 64]), data=st.data())
+def test_a_base_whose_memory_has_moved_on_is_none(
+    states: list[State], chunk: int, data: st.DataObject
+) -> None:
+    tier = MemoryTier()
     bases: list[Base] = []
     for step, state in enumerate(states):
         base = data.draw(st.sampled_from(bases)) if bases else None
+        is_newest = base is not None and base.memory.of is base.manifest
         bases.append(write(tier, step, state, base, chunk))
+        assert is_newest or bases[-1].manifest.kind == "full"
     for state, base in zip(states, bases, strict=True):
         assert read(tier, base.manifest) == state
 
@@ -162,12 +187,11 @@ def test_the_base_of_a_restore_is_that_of_the_save(
     for step, state in enumerate(states):
         base = write(tier, step, state, base, chunk)
     assert base is not None
-    buffers = [memoryview(bytearray(entry.size_bytes)) for entry in base.manifest.regions]
-    again = read_checkpoint([tier], base.manifest, buffers)
+    again = restored(tier, base.manifest)
     assert again.manifest == base.manifest
-    assert again.digests.keys() == base.digests.keys()
-    for name, digests in again.digests.items():
-        np.testing.assert_array_equal(digests, base.digests[name])
+    assert again.memory.regions.keys() == base.memory.regions.keys()
+    for name, region in again.memory.regions.items():
+        np.testing.assert_array_equal(region.chunks, base.memory.regions[name].chunks)
 
 
 @given(states=histories(size=3), chunk=st.sampled_from([16, 64, 256]))
@@ -211,7 +235,7 @@ def test_a_long_history_of_small_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     cost ever more: a byte that was written is written again a few times, not with every save.
     """
     packs_max, chunk = 8, 64
-    monkeypatch.setattr(layout_module, "PACKS_MAX", packs_max)
+    monkeypatch.setattr(wear, "PACKS_MAX", packs_max)
     rng = np.random.default_rng(7)
     data = bytearray(rng.bytes(chunk * 5000))
     tier, base, written = MemoryTier(), None, []
@@ -241,20 +265,29 @@ def test_dead_bytes_are_bounded_when_everything_changes_in_turn() -> None:
     assert read(tier, base.manifest) == {"a": bytes(data)}
 
 
-def test_layouts_are_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_are_values() -> None:
     """Planning twice gives the same, and writes nothing to what it was given."""
     tier = MemoryTier()
     base = write(tier, 0, {"a": _noise(1, 500), "b": _noise(2, 500)}, None, 64)
     state = {"a": _noise(1, 300) + _noise(3, 100), "b": _noise(2, 600)}
     regions = [NamedRegion(name, memoryview(data)) for name, data in state.items()]
-    digests = {item.name: digest.chunk_digests(item.data, 64) for item in regions}
-    before: Any = base.manifest.extents
-    kept = (before.length.copy(), before.source.copy(), before.pack.copy())
-    first, second = (lay_out(regions, digests, base, chunk_bytes=64) for _ in range(2))
-    assert first.rows == second.rows
+    before = base.manifest.extents
+    kept = before.take(slice(None)), before.length.copy(), before.source.copy()
+
+    def planned() -> Any:
+        memory: Memory = base.memory
+        diffs = find_changes(regions, memory, chunk_bytes=64, cell_bytes=None)
+        encodings = choose_encodings(diffs, memory, goal="auto", cores=1)
+        layout = lay_out(diffs, memory, encodings, delta_fraction_max=1)
+        memory.rollback()
+        return layout
+
+    first, second = planned(), planned()
+    assert first.regions == second.regions
     assert first.shared == second.shared
-    for column, copy in zip((before.length, before.source, before.pack), kept, strict=True):
-        np.testing.assert_array_equal(column, copy)
+    assert before == kept[0]
+    np.testing.assert_array_equal(before.length, kept[1])
+    np.testing.assert_array_equal(before.source, kept[2])
 
 
 @settings(max_examples=20)

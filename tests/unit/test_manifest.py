@@ -119,7 +119,7 @@ def test_own_packs_are_those_that_this_checkpoint_wrote() -> None:
 
 
 def test_extents_are_shared_out_among_the_regions() -> None:
-    assert [len(rows) for rows in MANIFEST.region_extents()] == [3, 0, 1]
+    assert [[len(rows) for rows in layers] for layers in MANIFEST.region_layers()] == [[3], [0], [1]]
 
 
 def test_every_flipped_bit_shows() -> None:

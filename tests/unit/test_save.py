@@ -18,7 +18,7 @@ from ckptflow.data import pack as pack_module
 from ckptflow.errors import FencedError, TierError, TierFull, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.layout import Base, NamedRegion
+from ckptflow.store.base import Base, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root, write_checkpoint
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
@@ -242,13 +242,12 @@ def _full(tier: Tier) -> None:
 
 def _delta(tier: Tier) -> None:
     first = manifests(tier)[CheckpointId(1, 1)]
-    base = Base(first, _digests(first, tier))
-    write(tier, SECOND, 2, base)
+    write(tier, SECOND, 2, restored(tier, first))
 
 
-def _digests(manifest: Manifest, tier: Tier) -> Mapping[str, np.ndarray]:
+def restored(tier: Tier, manifest: Manifest) -> Base:
     buffers = [memoryview(bytearray(entry.size_bytes)) for entry in manifest.regions]
-    return read_checkpoint([tier], manifest, buffers).digests
+    return remember(manifest, buffers, read_checkpoint([tier], manifest, buffers))
 
 
 SCENES = [
@@ -277,7 +276,7 @@ def test_a_crash_before_any_change_leaves_what_was_there(
         assert everything(disk) == {1: FIRST}
         assert len(set(disk.iter_keys("")) - before) == crash_at  # Garbage, and no manifest.
         # Another attempt goes on as if nothing had been.
-        base = Base(manifests(disk)[CheckpointId(1, 1)], {})
+        base = restored(disk, manifests(disk)[CheckpointId(1, 1)])
         write(disk, SECOND, 2, base, attempt=2)
         assert everything(disk) == {1: FIRST, 2: SECOND}
 

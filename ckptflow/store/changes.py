@@ -1,0 +1,154 @@
+"""Diff a whole state against what is remembered of it, region by region.
+
+In what cells bytes are compared and reused follows for large regions from how scattered their
+changes were so far (`ckptflow.policy.cells`). Where nearly all changes, a region goes into
+full mode: only chunks are compared, and no cell is looked up. ``tests/unit/test_changes.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptflow.data.buffers import U64s
+from ckptflow.data.digest import chunk_digests
+from ckptflow.data.scan import Kind, Runs, collect_runs, scan
+from ckptflow.data.sparsity import Sampler
+from ckptflow.policy.cells import CellPolicy
+from ckptflow.store.base import Memory, NamedRegion, RegionDiff, RegionMemory
+from ckptflow.units import MIB
+
+ADAPT_BYTES_MIN = 1 * MIB  # Smaller regions are compared in whole chunks.
+
+
+def find_changes(
+    regions: Sequence[NamedRegion],
+    memory: Memory,
+    *,
+    chunk_bytes: int,
+    cell_bytes: int | None,
+) -> list[RegionDiff]:
+    """Diff every region.
+
+    Args:
+        regions: the state.
+        memory: what it is compared with; its logs are extended, until commit or rollback.
+        chunk_bytes: unit of digest.
+        cell_bytes: unit of reuse; ``None``: as the changes of each region suggest.
+
+    Raises:
+        ConfigError: there are no such chunks or cells.
+    """
+    state_bytes = sum(len(region.data) for region in regions)
+    return [
+        _find(
+            region, memory, chunk_bytes=chunk_bytes, fixed=cell_bytes, state_bytes=state_bytes
+        )
+        for region in regions
+    ]
+
+
+def _find(
+    region: NamedRegion,
+    memory: Memory,
+    *,
+    chunk_bytes: int,
+    fixed: int | None,
+    state_bytes: int,
+) -> RegionDiff:
+    old = memory.regions.get(region.name)
+    wanted = fixed or (old.cell_bytes if old else chunk_bytes)
+    cell_bytes = min(wanted, chunk_bytes)
+    changes = scan(
+        region.data,
+        chunk_bytes=chunk_bytes,
+        cell_bytes=cell_bytes,
+        old_chunks=old.chunks if old else None,
+        old_cells=old.cells if old and old.cell_bytes == cell_bytes else None,
+    )
+    size_bytes = changes.size_bytes
+    full = not fixed and old is not None and old.policy is not None and old.policy.full
+    if full or wanted > chunk_bytes:
+        runs = collect_runs(changes, changes.kind, changes.index, size_bytes)
+        runs = _coarsened(runs, wanted, size_bytes) if wanted > chunk_bytes else runs
+        return RegionDiff(region, wanted, changes, runs, None)
+    seen = memory.seen_of(cell_bytes, state_bytes)
+    ids, kinds = seen.history.find_or_add(changes)
+    runs = collect_runs(changes, kinds, ids, size_bytes)
+    return RegionDiff(region, cell_bytes, changes, runs, seen)
+
+
+def remember_changes(
+    diffs: Sequence[RegionDiff], memory: Memory, *, chunk_bytes: int, adapt: bool
+) -> None:
+    """Take the digests of a state that was committed; its bytes must still be there.
+
+    With ``adapt`` the cells of large regions follow their changes.
+    """
+    memory.regions = {
+        diff.region.name: _remembered(diff, memory.regions.get(diff.region.name), chunk_bytes, adapt=adapt)
+        for diff in diffs
+    }
+
+
+def _remembered(
+    diff: RegionDiff, old: RegionMemory | None, chunk_bytes: int, *, adapt: bool
+) -> RegionMemory:
+    cell_bytes, changes = diff.cell_bytes, diff.changes
+    sampler, policy = (old.sampler, old.policy) if old else (None, None)
+    if adapt and changes.size_bytes >= ADAPT_BYTES_MIN:
+        sampler, policy = sampler or Sampler(chunk_bytes), policy or CellPolicy(chunk_bytes)
+        changed = np.ones(len(changes.chunks), np.bool_)
+        if old:
+            common = min(len(old.chunks), len(changes.chunks))
+            changed[:common] = (old.chunks[:common] != changes.chunks[:common]).any(axis=1)
+        sparsity = sampler.observe(diff.region.data, changed)
+        sampler.commit()
+        if old:  # At first all is new, which tells nothing.
+            policy = policy.observe(sparsity)
+            cell_bytes = policy.cell_bytes
+    cells = None
+    if cell_bytes < chunk_bytes:
+        cells = _cells(diff, old, cell_bytes)
+    return RegionMemory(changes.chunks, cell_bytes, cells, sampler, policy)
+
+
+def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s:
+    """Return the digests of all cells, for the next diff."""
+    if diff.changes.cell_bytes == cell_bytes:
+        before = old.cells if old and old.cell_bytes == cell_bytes else None
+        if before is not None or len(diff.changes) * cell_bytes >= diff.changes.size_bytes:
+            return diff.changes.cells(before)
+    return chunk_digests(diff.region.data, cell_bytes)
+
+
+def _coarsened(runs: Runs, cell_bytes: int, size_bytes: int) -> Runs:
+    """Return runs that begin and end at multiples of ``cell_bytes``: fewer, and somewhat longer.
+
+    Patterns keep what is theirs of whole cells.
+    """
+    step = np.uint64(cell_bytes)
+    end = runs.start_bytes + runs.length_bytes
+    up = (runs.start_bytes + step - np.uint64(1)) // step * step
+    down = np.where(end == size_bytes, end, end // step * step)
+    fill = (runs.kind == Kind.FILL) & (down > up)
+    inside = up[fill], down[fill]
+    # What is not inside of a pattern is new; ranges that meet or overlap are one.
+    start = np.concatenate([runs.start_bytes[~fill], runs.start_bytes[fill], down[fill]])
+    stop = np.concatenate([end[~fill], up[fill], end[fill]])
+    some = stop > start
+    start, stop = start[some] // step * step, -(-stop[some].astype(np.int64) // cell_bytes)
+    stop = np.minimum(stop.astype(np.uint64) * step, np.uint64(size_bytes))
+    order = np.argsort(start, kind="stable")
+    start, stop = start[order], np.maximum.accumulate(stop[order])
+    heads = np.flatnonzero(np.concatenate([[True], start[1:] > stop[:-1]])[: len(start)])
+    last = np.append(heads[1:], len(start))[: len(heads)] - 1
+    a = np.concatenate([inside[0], start[heads]])
+    b = np.concatenate([inside[1], stop[last]])
+    kind = np.full(len(a), Kind.NEW, np.uint8)
+    kind[: len(inside[0])] = Kind.FILL
+    ref = np.concatenate([runs.ref[fill], np.zeros(len(heads), np.uint64)])
+    order = np.argsort(a, kind="stable")
+    a, b, kind, ref = a[order], b[order], kind[order], ref[order]
+    return Runs(kind, a, b - a, ref)

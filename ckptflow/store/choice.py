@@ -1,0 +1,97 @@
+"""How the new bytes of each region are best encoded, from samples of them.
+
+What `ckptflow.data.encoding` decides for samples becomes an encoding for bytes as they are, and,
+where the parent's are at hand, one for deltas. Little new data is not worth a sample.
+``tests/unit/test_choice.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptflow.data.codec import Codec
+from ckptflow.data.frames import Encoding
+from ckptflow.data.extents import U64, look_up
+from ckptflow.data.encoding import Goal, decide, sample_ranges
+from ckptflow.data.scan import Kind
+from ckptflow.model import ExtentTable
+from ckptflow.store.base import Memory, RegionDiff
+from ckptflow.store.drafting import RegionEncoding
+from ckptflow.units import KIB
+
+SAMPLED_BYTES_MIN = 64 * KIB  # Less new data of a region is encoded as most data is best.
+USUAL = Encoding(Codec.ZSTD, 1)
+
+# A restore reads every delta besides the bytes it changes. With the goal "auto" all deltas of a
+# region are at most this long, so that it reads at most a quarter more.
+DELTA_FRACTION_AUTO = 0.25
+DELTA_FRACTION_SMALL = 4.0
+
+
+def delta_fraction_max(goal: Goal) -> float:
+    """Return how long all deltas of a region may be, per byte of the region."""
+    return DELTA_FRACTION_AUTO if goal == "auto" else DELTA_FRACTION_SMALL
+
+
+def choose_encodings(
+    diffs: Sequence[RegionDiff], memory: Memory, *, goal: Goal, cores: int
+) -> list[RegionEncoding]:
+    """Return how the new bytes of each region are stored.
+
+    Args:
+        diffs: all regions.
+        memory: has what was chosen before, the speed of the tier, and maybe the parent's bytes.
+        goal: see `ckptflow.store.save.write_checkpoint`.
+        cores: how many encode at a time.
+    """
+    return [_choose(diff, memory, goal=goal, cores=cores) for diff in diffs]
+
+
+def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> RegionEncoding:
+    new = diff.runs.kind == Kind.NEW
+    start, length = diff.runs.start_bytes[new], diff.runs.length_bytes[new]
+    if int(length.sum()) < SAMPLED_BYTES_MIN:
+        return RegionEncoding(USUAL)
+    region, data = diff.region, diff.region.data
+    parent = memory.bytes_at_hand.get(region.name)
+    if parent is not None and len(parent) < len(data):
+        parent = None
+
+    def take() -> tuple[list[memoryview], list[memoryview] | None]:
+        ranges = _samples(start, length, region.item_bytes)
+        samples = [data[a:b] for a, b in ranges]
+        return samples, None if parent is None else [parent[a:b] for a, b in ranges]
+
+    choice = memory.chooser.choose(
+        region.name,
+        take,
+        region.item_bytes,
+        has_parent=parent is not None,
+        sink_bytes_per_s=memory.put_bytes_per_s,
+        cores=cores,
+        goal=goal,
+    )
+    reasons = " ".join([f"{choice.encoding}:", *choice.reasons])
+    if choice.encoding.op is None:
+        return RegionEncoding(choice.encoding, None, reasons)
+    plain = decide(
+        [candidate for candidate in choice.table if candidate.encoding.op is None],
+        sink_bytes_per_s=memory.put_bytes_per_s,
+        cores=cores,
+        goal=goal,
+    )
+    return RegionEncoding(plain.encoding, choice.encoding, reasons)
+
+
+def _samples(start: U64, length: U64, item_bytes: int) -> list[tuple[int, int]]:
+    """Return ranges of the region, evenly spaced over all its new bytes."""
+    ranges = sample_ranges(int(length.sum()), item_bytes)
+    first = np.array([a for a, _ in ranges], np.uint64)
+    size = np.array([n for _, n in ranges], np.uint64)
+    # A sample may consist of many short runs.
+    stream = ExtentTable(length, start, np.zeros(len(start), np.uint32))
+    _, _, rows = look_up(stream, first, size)
+    begin, end = rows.source.tolist(), (rows.source + rows.length).tolist()
+    return list(zip(begin, end, strict=True))

@@ -1,0 +1,301 @@
+"""Turn the runs of a diff into rows that cover each region, and pieces to be written.
+
+New bytes become pieces of the draft, as they are or as deltas on the parent's. Known ones become
+rows that name the bytes where they lie: in older packs, or in what this checkpoint writes
+itself. Sequences of rows that come again and again are folded into one row with a period. What
+no run covers is as it was, and its rows stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptflow.data.frames import Encoding
+from ckptflow.data.extents import U64, covered, cut, gaps, look_up, overlay
+from ckptflow.data.scan import Kind
+from ckptflow.model import FILL, KEEP, DeltaLayer, DeltaOp, ExtentTable
+from ckptflow.store.base import Memory, RegionDiff, Seen
+from ckptflow.store.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
+from ckptflow.store.repeats import fold
+
+LAYERS_MAX = 4  # Delta layers of a region; every restore pays for each.
+
+GATHERED = 0  # Number of the encoding of pieces that come from several regions.
+
+
+@dataclass(frozen=True, slots=True)
+class RegionEncoding:
+    """How the new bytes of one region are stored, and why.
+
+    Attributes:
+        plain: as they are.
+        delta: as deltas on the parent's bytes; ``None`` if that does not pay.
+        reasons: a sentence for people; empty if nothing had to be chosen.
+    """
+
+    plain: Encoding
+    delta: Encoding | None = None
+    reasons: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The rows of one region: a bottom that gives bytes, and layers that change them."""
+
+    bottom: ExtentTable
+    deltas: tuple[tuple[DeltaOp, int, ExtentTable], ...] = ()  # Op and bytes of a word.
+
+    @property
+    def tables(self) -> list[ExtentTable]:
+        """The rows of each layer, the bottom one first."""
+        return [self.bottom, *(rows for _, _, rows in self.deltas)]
+
+    def with_tables(self, tables: Sequence[ExtentTable]) -> Layers:
+        """Return the same layers with other rows; those that change nothing are left out."""
+        bottom, *above = tables
+        deltas = [
+            (op, word, rows)
+            for (op, word, _), rows in zip(self.deltas, above, strict=True)
+            if rows.stored.any()
+        ]
+        return Layers(bottom, tuple(deltas))
+
+    @property
+    def kinds(self) -> tuple[DeltaLayer, ...]:
+        """The delta layers as a manifest lists them."""
+        return tuple(DeltaLayer(len(rows), op, word) for op, word, rows in self.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewDeltas:
+    """Ranges of one region that are stored as deltas: where, and on which layer."""
+
+    start: U64
+    length: U64
+    level: NDArray[np.intp]
+    position: U64  # In the draft.
+
+
+class Drafting:
+    """The draft of one checkpoint, and the rows that refer to it.
+
+    Attributes:
+        draft: the pieces to be written.
+        encodings: what their numbers mean.
+        logs: per size of cell, where the cells of the log will lie.
+    """
+
+    def __init__(
+        self,
+        diffs: Sequence[RegionDiff],
+        memory: Memory,
+        encodings: Sequence[RegionEncoding],
+        delta_fraction_max: float,
+    ) -> None:
+        self.draft = Draft()
+        self.encodings = [Encoding()]  # Of what comes from several regions.
+        self.logs: dict[int, ExtentTable] = {}
+        self._diffs, self._memory, self._delta_fraction_max = diffs, memory, delta_fraction_max
+        self._region_encodings = encodings
+        self._old = _old_layers(memory)
+        self._fresh = [_Scattered() for _ in diffs]  # Bottom rows in the place of old ones.
+        self._deltas: dict[int, _NewDeltas] = {}
+        self._met: dict[int, _Scattered] = {}  # New places of cells, by position in the log.
+        self._own: list[tuple[int, U64, ExtentTable]] = []  # Rows that say `LOG`, and where.
+        for number, diff in enumerate(diffs):
+            self._take(number, diff)
+        self._settle()
+
+    def layers(self) -> list[Layers]:
+        """Return the layers of each region."""
+        return [self._cover(number, diff) for number, diff in enumerate(self._diffs)]
+
+    def _take(self, number: int, diff: RegionDiff) -> None:
+        """Draft what the runs of one region ask for."""
+        runs, fresh = diff.runs, self._fresh[number]
+        fill, known, new = (runs.kind == kind for kind in (Kind.FILL, Kind.KNOWN, Kind.NEW))
+        rows = ExtentTable(runs.length_bytes[fill], runs.ref[fill], _all(fill.sum(), FILL))
+        fresh.add(runs.start_bytes[fill], rows)
+        start, length, ref = runs.start_bytes[new], runs.length_bytes[new], runs.ref[new]
+        as_delta = self._deltas_of(number, diff, start, length)
+        start, length, ref = start[~as_delta], length[~as_delta], ref[~as_delta]
+        seen = diff.seen
+        if seen is None:
+            self._write(number, start, length)
+            return
+        log = seen.position(ref)
+        of, skipped, rows = look_up(
+            seen.extended(LOG), seen.position(runs.ref[known]), runs.length_bytes[known]
+        )
+        known_start = runs.start_bytes[known][of] + skipped
+        there, own, lost = rows.pack < PACK_MAX, rows.pack == LOG, rows.pack == NOWHERE
+        fresh.add(known_start[there], rows.take(there))
+        self._own.append((number, known_start[own], rows.take(own)))
+        # What is known but lies nowhere any more is written again, and found there from now on.
+        log_lost = (seen.position(runs.ref[known])[of] + skipped)[lost]
+        start = np.concatenate([start, known_start[lost]])
+        length = np.concatenate([length, rows.length[lost]])
+        log = np.concatenate([log, log_lost])
+        order = np.argsort(start)
+        start, length, log = start[order], length[order], log[order]
+        written = self._write(number, start, length)
+        self._met.setdefault(diff.cell_bytes, _Scattered()).add(log, written)
+
+    def encoding_of(self, number: int, *, delta: bool = False) -> int:
+        """Return the number of the encoding of a region; regions of one share frames."""
+        how = self._region_encodings[number]
+        encoding = how.delta if delta else how.plain
+        assert encoding is not None, "only what has an encoding is drafted"
+        if encoding not in self.encodings:
+            self.encodings.append(encoding)
+        return self.encodings.index(encoding)
+
+    def _write(self, number: int, start: U64, length: U64) -> ExtentTable:
+        """Draft pieces of a region as they are; return rows for them, which are in place."""
+        position = self.draft.add(number, start, length, self.encoding_of(number))
+        rows = ExtentTable(length, position, _all(len(position), OWN))
+        self._fresh[number].add(start, rows)
+        return rows
+
+    def _deltas_of(
+        self, number: int, diff: RegionDiff, start: U64, length: U64
+    ) -> NDArray[np.bool_]:
+        """Draft those of some ranges as deltas that can be; return which."""
+        how, name = self._region_encodings[number], diff.region.name
+        at_hand, old = self._memory.bytes_at_hand.get(name), self._old.get(name)
+        if how.delta is None or at_hand is None or old is None:
+            return np.zeros(len(start), np.bool_)
+        level = np.zeros(len(start), np.intp)
+        delta_bytes = 0
+        for height, (_, _, rows) in enumerate(old.deltas, 1):
+            changes = rows.pack != KEEP
+            level[covered(rows, changes, start, length) > 0] = height
+            delta_bytes += int(rows.length[changes].sum())
+        wanted = how.delta.op, how.delta.op_word
+        fits = np.array([*((op, word) == wanted for op, word, _ in old.deltas), True])
+        possible = (start + length <= len(at_hand)) & (level < LAYERS_MAX) & fits[level]
+        delta_bytes += int(length[possible].sum())
+        if delta_bytes > self._delta_fraction_max * len(diff.region.data):
+            possible[:] = False
+        a, n = start[possible], length[possible]
+        if len(a):
+            position = self.draft.add(number, a, n, self.encoding_of(number, delta=True))
+            self._deltas[number] = _NewDeltas(a, n, level[possible], position)
+        return possible
+
+    def _settle(self) -> None:
+        """Say where the cells of each log lie, and resolve rows that refer to this draft."""
+        for number, diff in enumerate(self._diffs):
+            if diff.seen is not None and diff.cell_bytes not in self.logs:
+                self.logs[diff.cell_bytes] = self._log(diff.seen)
+        for number, start, rows in self._own:
+            log = self.logs[self._diffs[number].cell_bytes]
+            of, skipped, found = look_up(log, rows.source, rows.length)
+            place = start[of] + skipped
+            is_there = found.pack != NOWHERE
+            self._fresh[number].add(place[is_there], found.take(is_there))
+            self._write(number, place[~is_there], found.length[~is_there])
+
+    def _log(self, seen: Seen) -> ExtentTable:
+        met = self._met.get(seen.cell_bytes, _Scattered())
+        start, rows = met.sorted()
+        # The same lost cell may have been written twice; the first will do.
+        end = np.maximum.accumulate(start + rows.length)
+        first = np.maximum(
+            start, np.concatenate([np.zeros(min(1, len(end)), np.uint64), end[:-1]])
+        )
+        cut_off = np.minimum(first - start, rows.length)
+        rows = ExtentTable(rows.length - cut_off, rows.source + cut_off, rows.pack)
+        some = rows.length > 0
+        return overlay(seen.extended(NOWHERE), (start + cut_off)[some], rows.take(some))
+
+    def _cover(self, number: int, diff: RegionDiff) -> Layers:
+        """Return the layers of one region."""
+        start, rows = self._fresh[number].sorted()
+        size = len(diff.region.data)
+        old = self._old.get(diff.region.name, Layers(ExtentTable.of([])))
+        kept_start, kept_length = gaps(start, rows.length, size)
+        old_start, old_rows = cut(old.bottom, kept_start, kept_length)
+        order = np.argsort(np.concatenate([old_start, start]))
+        bottom = ExtentTable.of([old_rows, rows]).take(order)
+        assert int(bottom.length.sum()) == size, "what is not covered is as it was"
+        deltas = self._delta_layers(number, old, start, rows.length, size)
+        whole = not any((table.pack != KEEP).any() for _, _, table in deltas)
+        bottom = fold(
+            bottom, lambda at, length: self._again(number, at, length) if whole else None
+        )
+        return Layers(bottom, tuple(deltas))
+
+    def _again(self, number: int, start: U64, length: U64) -> U64:
+        """Draft what is in the state at some places, once more; return the positions."""
+        return self.draft.add(number, start, length, self.encoding_of(number))
+
+    def _delta_layers(
+        self, number: int, old: Layers, start: U64, length: U64, size: int
+    ) -> list[tuple[DeltaOp, int, ExtentTable]]:
+        """Return the old delta layers without what is fresh, and with the new deltas."""
+        how, new = self._region_encodings[number].delta, self._deltas.get(number)
+        layers = list(old.deltas)
+        if how is not None and new is not None and (new.level == len(layers)).any():
+            assert how.op is not None, "an encoding of deltas says how they are made"
+            layers.append((how.op, how.op_word, ExtentTable.of([])))
+        result = []
+        keep = ExtentTable(length, np.zeros_like(length), _all(len(length), KEEP))
+        for height, (op, word, rows) in enumerate(layers):
+            table = _resized(rows, size)
+            table = overlay(table, start, keep)
+            if new is not None and (here := new.level == height).any():
+                delta = ExtentTable(new.length[here], new.position[here], _all(here.sum(), OWN))
+                table = overlay(table, new.start[here], delta)
+            result.append((op, word, table))
+        return result
+
+
+@dataclass(slots=True)
+class _Scattered:
+    """Rows at places, in no order."""
+
+    start: list[U64]
+    rows: list[ExtentTable]
+
+    def __init__(self) -> None:
+        self.start, self.rows = [], []
+
+    def add(self, start: U64, rows: ExtentTable) -> None:
+        self.start.append(start)
+        self.rows.append(rows)
+
+    def sorted(self) -> tuple[U64, ExtentTable]:
+        start = np.concatenate([np.empty(0, np.uint64), *self.start])
+        order = np.argsort(start, kind="stable")
+        return start[order], ExtentTable.of(self.rows).take(order)
+
+
+def _old_layers(memory: Memory) -> dict[str, Layers]:
+    if memory.of is None:
+        return {}
+    result = {}
+    for entry, tables in zip(memory.of.regions, memory.of.region_layers(), strict=True):
+        deltas = [
+            (layer.op, layer.word_bytes, rows)
+            for layer, rows in zip(entry.deltas, tables[1:], strict=True)
+        ]
+        result[entry.name] = Layers(tables[0], tuple(deltas))
+    return result
+
+
+def _resized(rows: ExtentTable, size: int) -> ExtentTable:
+    """Return a delta layer for a region of another size."""
+    zero, whole = np.zeros(1, np.uint64), np.array([size], np.uint64)
+    start, cut_rows = cut(rows, zero, whole)
+    tail_start, tail = gaps(start, cut_rows.length, size)
+    keep = ExtentTable(tail, np.zeros_like(tail), _all(len(tail), KEEP))
+    return overlay(cut_rows, tail_start, keep)
+
+
+def _all(count: int, pack: int) -> NDArray[np.uint32]:
+    return np.full(int(count), pack, np.uint32)
