@@ -41,17 +41,19 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """What changed since the last committed checkpoint.
+    """What changed in a region since the last committed checkpoint.
 
     Attributes:
-        chunks: chunks of the region.
+        region_bytes: its size.
+        chunk_bytes: of its chunks.
         changed_chunks: how many of them changed.
         sampled_chunks: how many of the changed ones were looked into.
         counts: by size of cell in bytes. Below the size of a chunk they are of the sampled
             chunks, from it on of the whole region.
     """
 
-    chunks: int
+    region_bytes: int
+    chunk_bytes: int
     changed_chunks: int
     sampled_chunks: int
     counts: Mapping[int, Count]
@@ -111,7 +113,9 @@ class Sampler:
         self._next = None
         changed_chunks = int(changed.sum())
         if not changed_chunks and len(self._numbers):
-            return Sparsity(count, 0, 0, dict.fromkeys(self._sizes, Count(0, 0)))
+            return Sparsity(
+                len(view), self.chunk_bytes, 0, 0, dict.fromkeys(self._sizes, Count(0, 0))
+            )
         there = len(view) // self.chunk_bytes
         known = self._numbers < there  # The region may have shrunk.
         known[known] = changed[self._numbers[known]]
@@ -126,7 +130,7 @@ class Sampler:
             drawn = self._draw(changed[:there])
             again = np.array_equal(drawn, seen)
             self._next = drawn, now if again else self._cells(view, drawn)
-        return Sparsity(count, changed_chunks, len(seen), counts)
+        return Sparsity(len(view), self.chunk_bytes, changed_chunks, len(seen), counts)
 
     def commit(self) -> None:
         """Compare with what was last observed from now on."""
