@@ -3,8 +3,8 @@
 //
 // ckptflow/data/history.py holds the arrays and says what the numbers mean. A slot of the table
 // is 0 or {32 bits of the digest, place in the log + 1}; slots are a power of two, and a digest is
-// looked for from its own slot on until one is empty. A lookup waits for memory twice, for the
-// slot and for the log, so lookups go in batches that ask for all of these lines first.
+// looked for from its own slot on until one is empty. A look-up waits for memory twice, for the
+// slot and for the log, so both are asked for some look-ups ahead.
 #pragma once
 
 #include "diff.hpp"
@@ -16,7 +16,7 @@
 namespace ckh {
 
 constexpr std::size_t kLogRowsMax = 0xFFFFFFFEu;
-constexpr std::size_t kLookupBatch = 32;
+constexpr std::size_t kAhead = 16;  // Look-ups that wait for memory at a time, twice over.
 
 CKH_FORCE_INLINE void prefetch(const void *address) {
 #if defined(__GNUC__)
@@ -43,10 +43,12 @@ class Table {
     std::size_t after(std::size_t slot) const { return (slot + 1) & (size_ - 1); }
     void prefetch_home(ckh_u64 lo) const { prefetch(slots_ + home(lo)); }
 
-    // Asks for the log line that the first slot names, if it may be the right one.
+    // Asks for the row that the first slot names, if it may be the right one; else for the first
+    // row, which is in the cache anyway: a branch here would be mispredicted half of the time.
     void prefetch_row(const Log &log, ckh_u64 lo, ckh_u64 hi) const {
         const ckh_u64 slot = slots_[home(lo)];
-        if (slot != 0 && slot >> 32 == (hi & 0xFFFFFFFFu)) prefetch(log.halves + 2 * row_in(slot));
+        const bool likely = slot != 0 && slot >> 32 == (hi & 0xFFFFFFFFu);
+        prefetch(log.halves + 2 * (likely ? row_in(slot) : 0));
     }
 
     // The row of a digest, which is appended to the log if it is not there.
@@ -70,7 +72,7 @@ class Table {
     void fill(Digests log) {
         advise_huge_pages();
         for (std::size_t i = 0; i < log.count; i++) {
-            if (i + kLookupBatch < log.count) prefetch_home(log.halves[2 * (i + kLookupBatch)]);
+            if (i + 2 * kAhead < log.count) prefetch_home(log.halves[2 * (i + 2 * kAhead)]);
             std::size_t s = home(log.halves[2 * i]);
             while (slots_[s] != 0) s = after(s);
             slots_[s] = log.halves[2 * i + 1] << 32 | (i + 1);
@@ -78,7 +80,9 @@ class Table {
     }
 
   private:
-    static std::size_t row_in(ckh_u64 slot) { return static_cast<std::size_t>(slot & 0xFFFFFFFFu) - 1; }
+    static std::size_t row_in(ckh_u64 slot) {
+        return static_cast<std::size_t>(slot & 0xFFFFFFFFu) - 1;
+    }
 
     // Random places in a large table miss the TLB as well as the cache; 2 MiB pages spare that.
     void advise_huge_pages() {
@@ -99,25 +103,26 @@ class Table {
 // done. The log has room for all.
 static inline std::size_t find_or_add(Digests cells, ckh_u8 *kinds, ckh_u64 *ids, Log &log,
                                       Table table, ckh_u64 first_id) {
-    for (std::size_t first = 0; first < cells.count; first += kLookupBatch) {
-        const std::size_t rest = cells.count - first;
-        const std::size_t end = first + (rest < kLookupBatch ? rest : kLookupBatch);
-        for (std::size_t i = first; i < end; i++) table.prefetch_home(cells.halves[2 * i]);
-        for (std::size_t i = first; i < end; i++) {
-            table.prefetch_row(log, cells.halves[2 * i], cells.halves[2 * i + 1]);
+    Log ours = log;  // A copy may stay in registers: nothing that is written can be part of it.
+    std::size_t i = 0;
+    for (; i < cells.count; i++) {
+        if (const std::size_t far = i + 2 * kAhead; far < cells.count) {
+            table.prefetch_home(cells.halves[2 * far]);
         }
-        for (std::size_t i = first; i < end; i++) {
-            ids[i] = 0;
-            if (kinds[i] != kData) continue;
-            if (table.is_full(log.count)) return i;
-            const std::size_t before = log.count;
-            const std::size_t row =
-                table.find_or_add(log, cells.halves[2 * i], cells.halves[2 * i + 1]);
-            ids[i] = first_id + row;
-            if (row < before) kinds[i] = kKnown;
+        if (const std::size_t near = i + kAhead; near < cells.count) {
+            table.prefetch_row(ours, cells.halves[2 * near], cells.halves[2 * near + 1]);
         }
+        ids[i] = 0;
+        if (kinds[i] != kData) continue;
+        if (table.is_full(ours.count)) break;
+        const std::size_t before = ours.count;
+        const std::size_t row =
+            table.find_or_add(ours, cells.halves[2 * i], cells.halves[2 * i + 1]);
+        ids[i] = first_id + row;
+        if (row < before) kinds[i] = kKnown;
     }
-    return cells.count;
+    log.count = ours.count;
+    return i;
 }
 
 struct ChangedCells {

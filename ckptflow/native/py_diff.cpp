@@ -69,7 +69,7 @@ PyObject *scan(PyObject *, PyObject *args) {
     }
     if (!is_chunk_size(chunk_bytes) || !is_chunk_size(cell_bytes) ||
         chunk_bytes % cell_bytes != 0) {
-        return refuse("cells and chunks are multiples of 8 bytes from 16 on, and cells divide chunks");
+        return refuse("both are multiples of 8 bytes from 16 on, and cells divide chunks");
     }
     if (!is_variant(variant)) return refuse("no such variant");
     if (threads < 1) return refuse("threads must be at least 1");

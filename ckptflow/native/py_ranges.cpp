@@ -8,7 +8,8 @@ namespace {
 
 using namespace core;
 
-constexpr const char *kBadDelta = "a delta is made by 0 (xor) or 1 (subtract), on 1, 2, 4 or 8 bytes";
+constexpr const char *kBadDelta =
+    "a delta is made by 0 (xor) or 1 (subtract), on 1, 2, 4 or 8 bytes";
 
 PyObject *copy_ranges(PyObject *, PyObject *args) {
     Buffer source, target, source_start, target_start, length;

@@ -13,7 +13,7 @@
 namespace ckh {
 
 constexpr std::size_t kScanThreadsMax = 64;
-constexpr std::size_t kGroupBytes = 32 << 10;  // Chunks are digested in groups that stay in L1 or L2.
+constexpr std::size_t kGroupBytes = 32 << 10;  // Chunks are digested in groups that stay cached.
 
 // Of each changed cell: its number, digest (lo, hi), kind (kData or kFill) and pattern.
 struct CellColumns {
