@@ -131,7 +131,7 @@ def choose(
         sink_bytes_per_s: how fast stored bytes are written; None if nobody knows.
         cores: how many encode at a time.
         goal: ``auto`` saves time, in checkpoints and restores; ``small`` saves bytes.
-        clock: seconds of work; the default counts only this thread's, so that neighbours do not.
+        clock: seconds; by default of this thread alone, whatever its neighbours do.
 
     Raises:
         ValueError: a parent has not the length of its sample.
