@@ -1,0 +1,170 @@
+"""A device that is no device: the kernels of the product, compiled for the host.
+
+`library` builds ``native/kernels.cu`` with the fiber emulator for one shape of chunks and
+cells; `EmulatedDevice` launches its kernels where the product would launch them on a GPU,
+and counts what it is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ckptflow.errors import StateError
+from ckptflow.gpu import plan
+from ckptflow.gpu.device import DeviceArray
+from ckptflow.gpu.plan import Launch, Shape
+
+HERE = Path(__file__).resolve().parent
+Bytes = NDArray[np.uint8]
+_folder = tempfile.TemporaryDirectory(prefix="ckptflow-emulated-")
+
+
+class Deadlock(Exception):
+    """Threads of a block wait for each other for ever."""
+
+
+def compiler() -> str:
+    found = shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        pytest.skip("no C++ compiler here to build the emulated kernels")
+    return found
+
+
+def build(shape: Shape, native: Path = plan.NATIVE) -> ctypes.CDLL:
+    """Compile the kernels in the folder ``native``."""
+    folder = Path(tempfile.mkdtemp(dir=_folder.name))
+    names = "".join(f"KERNEL({name})\n" for name in plan.kernels(shape))
+    (folder / "kernel_names.inc").write_text(names)
+    target = folder / "kernels.so"
+    given = [option for option in plan.options(shape) if option.startswith("-D")]
+    command = [
+        compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-U_FORTIFY_SOURCE",
+        "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{native}",
+        f"-I{plan.NATIVE}", *given, str(HERE / "emulated_kernels.cpp"), "-o", str(target),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return ctypes.CDLL(str(target))
+
+
+@cache
+def library(shape: Shape) -> ctypes.CDLL:
+    return build(shape)
+
+
+@dataclass(eq=False)
+class HostArray:
+    """Memory at a multiple of 256, as devices give it; noise, as devices give it, too."""
+
+    size_bytes: int
+    view: Bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = np.full(self.size_bytes + 256, 0xA5, np.uint8)
+        start = -whole.ctypes.data % 256
+        self.view = whole[start : start + self.size_bytes]
+
+    @property
+    def address(self) -> int:
+        return self.view.ctypes.data
+
+
+class AlreadyDone:
+    def wait(self) -> None:
+        pass
+
+
+class EmulatedDevice:
+    """Implements `ckptflow.gpu.device.Device`."""
+
+    name = "the emulator"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        blocks_max: int = 4,
+        seed: int = 0,
+        kernels: ctypes.CDLL | None = None,
+    ) -> None:
+        self.shape, self.blocks_max, self.seed = shape, blocks_max, seed
+        self._kernels = kernels or library(shape)
+        self.launched: list[str] = []
+        self.allocations = 0
+        self.allocated_bytes = 0
+        self.fetched_bytes = 0
+
+    @contextmanager
+    def using(self, array: DeviceArray) -> Iterator[None]:
+        if array.device != 0:
+            raise StateError(f"The array lies on device {array.device}, not on device 0.")
+        yield
+
+    def allocate(self, size_bytes: int) -> HostArray:
+        self.allocations += 1
+        self.allocated_bytes += size_bytes
+        return HostArray(size_bytes)
+
+    def allocate_host(self, size_bytes: int) -> HostArray:
+        self.allocations += 1
+        return HostArray(size_bytes)
+
+    def zero(self, memory: HostArray) -> None:
+        memory.view[:] = 0
+
+    def write(self, target: HostArray, data: Bytes) -> None:
+        target.view[: len(data)] = data
+
+    def copy(self, target: HostArray, source: HostArray, size_bytes: int) -> None:
+        target.view[:size_bytes] = source.view[:size_bytes]
+
+    def read(self, source: HostArray, size_bytes: int) -> Bytes:
+        self.fetched_bytes += size_bytes
+        return source.view[:size_bytes].copy()
+
+    def launch(self, launch: Launch) -> None:
+        self.launched.append(launch.kernel)
+        words = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
+        result = self._kernels.emulate(
+            launch.kernel.encode(),
+            ctypes.c_uint(launch.blocks),
+            ctypes.c_uint(2),
+            ctypes.c_uint64(self.seed),
+            words,
+            ctypes.c_size_t(len(launch.arguments)),
+        )
+        assert result != 2, f"{launch.kernel} with {len(words)} arguments does not exist"
+        if result == 1:
+            raise Deadlock(launch.kernel)
+
+    def copy_aside(self, target: int, source: int, size_bytes: int) -> AlreadyDone:
+        self.fetched_bytes += size_bytes
+        ctypes.memmove(target, source, size_bytes)
+        return AlreadyDone()
+
+    def hold(self, done: AlreadyDone) -> None:
+        pass
+
+
+def on_device(data: Bytes, *, device: int = 0) -> DeviceArray:
+    """Pretend that host memory lies on the device."""
+    return DeviceArray(data.ctypes.data, data.nbytes, device, None, data)
+
+
+def aligned(data: Bytes, offset: int = 0) -> Bytes:
+    """A copy at an address that is ``offset`` beyond a multiple of 256."""
+    memory = HostArray(data.nbytes + offset).view[offset:]
+    memory[:] = data
+    return memory
