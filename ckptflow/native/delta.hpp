@@ -8,6 +8,7 @@
 #include "ckh128.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 namespace ckh {

@@ -9,6 +9,8 @@
 
 #include "diff.hpp"
 
+#include <cstdint>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif

@@ -11,6 +11,8 @@
 
 #include "ckh128_cpu.hpp"
 
+#include <cstdint>
+
 namespace core {
 
 // Holds a buffer for as long as a call needs it.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+HERE = Path(__file__).resolve().parent
+NATIVE = HERE.parents[1] / "ckptflow" / "native"
 
 
 @pytest.fixture
@@ -142,3 +148,20 @@ def test_ranges(core: ModuleType) -> None:
             core.ranges_equal(eight, eight, *bad, bytearray(1))
     with pytest.raises(ValueError, match="outside of its buffer"):
         core.ranges_equal(eight, eight, one, far, one, bytearray(1))
+
+
+def test_the_headers_are_free_of_undefined_behaviour(tmp_path: Path) -> None:
+    """Run ``diff_check.cpp`` under the sanitizers."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler is here")
+    program = tmp_path / "check"
+    command = [compiler, "-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command += ["-fsanitize=undefined,address", "-fno-sanitize-recover=all", f"-I{NATIVE}"]
+    command += [str(HERE / "diff_check.cpp"), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find -l" in built.stderr or "libclang_rt" in built.stderr:
+        pytest.skip("the sanitizers' libraries are not here")
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "0 wrong\n"), ran.stderr
