@@ -101,7 +101,7 @@ def compare(
     for name in names:
         on_array(name)
         arrays.append(_compare_array(name, left, right))
-    return Comparison(tuple(arrays), tuple(_plain_changes(left.plain, right.plain)))
+    return Comparison(tuple(arrays), tuple(plain_changes(left.plain, right.plain)))
 
 
 def type_of(stored: StoredArrays, name: str) -> str | None:
@@ -112,8 +112,8 @@ def type_of(stored: StoredArrays, name: str) -> str | None:
 
 def _compare_array(name: str, left: StoredArrays, right: StoredArrays) -> ArrayChange:
     before, after = type_of(left, name), type_of(right, name)
-    elements = _element_count(right if after else left, name)
-    if before == after and not _may_differ(name, left, right):
+    elements = element_count(right if after else left, name)
+    if before == after and not may_differ(name, left, right):
         return ArrayChange(
             name=name, change="same", before=before, after=after,
             elements=elements, changed_elements=0,
@@ -138,11 +138,12 @@ def _compare_array(name: str, left: StoredArrays, right: StoredArrays) -> ArrayC
     )
 
 
-def _element_count(stored: StoredArrays, name: str) -> int:
+def element_count(stored: StoredArrays, name: str) -> int:
+    """Return how many elements an array has."""
     return int(np.prod(stored.specs[name].shape, dtype=np.int64))
 
 
-def _may_differ(name: str, left: StoredArrays, right: StoredArrays) -> bool:
+def may_differ(name: str, left: StoredArrays, right: StoredArrays) -> bool:
     """Tell whether the bytes have to be looked at: roots or places are not the same."""
     (a, b), (old, new) = (
         (left.specs[name], right.specs[name]),
@@ -163,7 +164,7 @@ def _is_numeric(name: str, stored: StoredArrays) -> bool:
     return dtype.kind in "biufc"
 
 
-def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yield the elements in C order, some at a time, as flat arrays."""
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     for start in range(0, array.size, BLOCK_ELEMENTS):
@@ -175,7 +176,7 @@ def _differences(
 ) -> tuple[int, float | None]:
     """Return how many elements differ in some bit, and the greatest difference of values."""
     changed, greatest = 0, None
-    for a, b in zip(_blocks(old), _blocks(new), strict=True):
+    for a, b in zip(blocks_of(old), blocks_of(new), strict=True):
         differs = (_bytes(a) != _bytes(b)).any(axis=1)
         changed += int(differs.sum())
         if not numeric or not differs.any():
@@ -201,7 +202,7 @@ def _values(name: str, stored: StoredArrays, array: NDArray[Any] | None) -> Valu
     if array is None or array.dtype.kind == "c" or not _is_numeric(name, stored):
         return None
     least, greatest, total, count = np.inf, -np.inf, 0.0, 0
-    for block in _blocks(array):
+    for block in blocks_of(array):
         numbers = _numbers(block)
         numbers = numbers[~np.isnan(numbers)]
         if numbers.size:
@@ -215,7 +216,8 @@ def _values(name: str, stored: StoredArrays, array: NDArray[Any] | None) -> Valu
     return Values(least, greatest, total / count, array.size - count)
 
 
-def _plain_changes(left: dict[str, Any], right: dict[str, Any]) -> Iterator[PlainChange]:
+def plain_changes(left: dict[str, Any], right: dict[str, Any]) -> Iterator[PlainChange]:
+    """Yield the plain leaves that are not of one type and one value, to the last bit."""
     for name in [*left, *(name for name in right if name not in left)]:
         before, after = left.get(name, _ABSENT), right.get(name, _ABSENT)
         if before is _ABSENT:
