@@ -7,21 +7,21 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ckptflow.bridges.export import Format, export
-from ckptflow.cli import naming, output
+from ckptflow.cli import differences, naming, output
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
-from ckptflow.data.leaves import shown
+from ckptflow.errors import ConfigError
 from ckptflow.model import LineageId
-from ckptflow.store.compare import ArrayChange, Comparison, Values, compare
+from ckptflow.store.arrays import StoredArrays
+from ckptflow.store.compare import compare
+from ckptflow.store.descent import compare_values
 from ckptflow.store.find import is_there
+from ckptflow.store.tally import Tolerance
 from ckptflow.store.verify import CopyReport, verify
 from ckptflow.units import format_bytes
-
-VALUES_MAX = 20  # Plain values shown as text; JSON has all of them.
 
 
 @output.reports_errors
@@ -79,35 +79,111 @@ def diff(
     left: Annotated[str, typer.Argument(metavar="A", help="RUN/TASK or RUN/TASK@STEP.")],
     right: Annotated[str, typer.Argument(metavar="B", help="RUN/TASK or RUN/TASK@STEP.")],
     *,
+    values: Annotated[
+        bool,
+        typer.Option("--values", help="Count and measure; read only what may differ."),
+    ] = False,
+    atol: Annotated[
+        float | None,
+        typer.Option("--atol", help="With --values: close if |a-b| <= ATOL + RTOL * |b|."),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="With --values: see --atol.")
+    ] = None,
+    store_b: Annotated[
+        list[Path] | None,
+        typer.Option("--store-b", help="Folder of the store of B, if that is another one."),
+    ] = None,
     store: StoreOption = None,
     site: SiteOption = None,
     json_output: JsonOption = False,
 ) -> ExitCode:
-    """Compare two checkpoints, bit by bit.
+    """Compare two checkpoints, bit by bit, or within a tolerance.
 
     The exit status is 1 if the states differ. The random states of the processes are
     compared, too, but count for nothing: where nobody seeds them they always differ.
     """
+    tolerance = _tolerance(atol, rtol, values=values)
     tiers = naming.open_store(store, site)
-    old, old_rng = naming.open_arrays(tiers, left, note=output.note)
-    new, new_rng = naming.open_arrays(tiers, right, note=output.note)
+    tiers_b = naming.open_store(store_b, None) if store_b else tiers
+    a, a_rng = naming.open_arrays(tiers, left, note=output.note)
+    b, b_rng = naming.open_arrays(tiers_b, right, note=output.note)
+    if values:
+        return _diff_values(a, b, a_rng, b_rng, tolerance=tolerance, as_json=json_output)
     with output.progress() as bar:
-        task = bar.add_task("diff", total=len({*old, *new}))
-        found = compare(old, new, on_array=lambda _name: bar.advance(task))
-    same_rng = compare(old_rng, new_rng).same
+        task = bar.add_task("diff", total=len({*a, *b}))
+        found = compare(a, b, on_array=lambda _name: bar.advance(task))
+    same_rng = compare(a_rng, b_rng).same
     output.show(
         {
             "same": found.same,
-            "left": f"{old.lineage.id}@{old.manifest.id.step}",
-            "right": f"{new.lineage.id}@{new.manifest.id.step}",
+            **_sides(a, b),
             "random_states_same": same_rng,
             "arrays": found.arrays,
             "values": found.plain,
         },
-        lambda console: _print_comparison(console, found, same_rng=same_rng),
+        lambda console: differences.print_changes(console, found, same_rng=same_rng),
         as_json=json_output,
     )
     return ExitCode.OK if found.same else ExitCode.FAILED
+
+
+def _diff_values(
+    a: StoredArrays,
+    b: StoredArrays,
+    a_rng: StoredArrays,
+    b_rng: StoredArrays,
+    *,
+    tolerance: Tolerance | None,
+    as_json: bool,
+) -> ExitCode:
+    with output.progress() as bar:
+        task = bar.add_task("diff", total=len({*a, *b}))
+        found = compare_values(
+            a,
+            b,
+            tolerance=tolerance,
+            note=output.note,
+            on_array=lambda _name: bar.advance(task),
+        )
+    same_rng = compare_values(a_rng, b_rng, note=output.note).same
+    output.show(
+        {
+            "same": found.same,
+            "identical": found.identical,
+            **_sides(a, b),
+            "tolerance": tolerance,
+            "random_states_same": same_rng,
+            "read_bytes": found.read_bytes,
+            "state_bytes": found.state_bytes,
+            "arrays": [differences.document(array) for array in found.arrays],
+            "values": found.plain,
+            "values_close": found.plain_close,
+        },
+        lambda console: differences.print_values(
+            console, found, same_rng=same_rng, tolerance=tolerance
+        ),
+        as_json=as_json,
+    )
+    return ExitCode.OK if found.same else ExitCode.FAILED
+
+
+def _tolerance(atol: float | None, rtol: float | None, *, values: bool) -> Tolerance | None:
+    if atol is None and rtol is None:
+        return None
+    if not values:
+        raise ConfigError(
+            "A tolerance is for values: say --values with --atol and --rtol. Without it, "
+            "diff compares bit by bit."
+        )
+    return Tolerance(atol or 0.0, rtol or 0.0)
+
+
+def _sides(a: StoredArrays, b: StoredArrays) -> dict[str, str]:
+    return {
+        side: f"{stored.lineage.id}@{stored.manifest.id.step}"
+        for side, stored in (("left", a), ("right", b))
+    }
 
 
 @output.reports_errors
@@ -165,62 +241,3 @@ def _print_reports(console: Console, reports: list[tuple[LineageId, CopyReport]]
     if reports:
         total = format_bytes(sum(report.checked_bytes for _, report in reports))
         console.print(f"{len(reports)} copies, {total}: {damaged} damaged")
-
-
-def _print_comparison(console: Console, found: Comparison, *, same_rng: bool) -> None:
-    changed = [array for array in found.arrays if array.change != "same"]
-    if changed:
-        table = output.table(
-            "ARRAY", "CHANGE", "TYPE", "ELEMENTS", "MAX |A-B|", "A", "B",
-            numbers=("ELEMENTS", "MAX |A-B|"),
-        )  # fmt: skip
-        for array in changed:
-            output.add_row(
-                table,
-                [
-                    shown(array.name or None), array.change, _types(array), _extent(array),
-                    _number(array.max_abs_difference),
-                    _values(array.values_before), _values(array.values_after),
-                ],
-            )  # fmt: skip
-        console.print(table)
-    if found.plain:
-        values = output.table("VALUE", "A", "B")
-        for leaf in found.plain[:VALUES_MAX]:
-            before = "" if leaf.change == "added" else f"{leaf.before!r:.100}"
-            after = "" if leaf.change == "removed" else f"{leaf.after!r:.100}"
-            output.add_row(values, [shown(leaf.name or None), before, after])
-        console.print(values)
-        if len(found.plain) > VALUES_MAX:
-            console.print(f"and {len(found.plain) - VALUES_MAX} more; --json has all")
-    console.print(
-        Text(
-            f"{len(changed)} of {len(found.arrays)} arrays differ, {len(found.plain)} values "
-            f"differ, random states of the "
-            f"process {'are the same' if same_rng else 'differ'}"
-        )
-    )
-
-
-def _types(array: ArrayChange) -> str:
-    if array.before and array.after and array.before != array.after:
-        return f"{array.before} -> {array.after}"
-    return array.after or array.before or ""
-
-
-def _extent(array: ArrayChange) -> str:
-    if array.change != "changed":
-        return str(array.elements)
-    share = 100 * array.changed_elements / array.elements
-    return f"{array.changed_elements} of {array.elements} ({share:.3g} %)"
-
-
-def _number(number: float | None) -> str:
-    return "" if number is None else f"{number:.4g}"
-
-
-def _values(values: Values | None) -> str:
-    if values is None:
-        return ""
-    nans = f" nan×{values.nan_count}" if values.nan_count else ""
-    return f"{values.min:.4g}..{values.max:.4g} mean {values.mean:.4g}{nans}"
