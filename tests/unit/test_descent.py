@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckptflow.data.regions import flatten
 from ckptflow.errors import CorruptionError
+from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import descent
 from ckptflow.store.arrays import StoredArrays
+from ckptflow.store.base import Base, NamedRegion
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.compare import PlainChange
 from ckptflow.store.descent import ValueComparison, compare_values
 from ckptflow.store.find import find_checkpoint
+from ckptflow.store.save import write_checkpoint
 from ckptflow.store.tally import Tolerance
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.metered import MeteredTier
@@ -45,6 +49,38 @@ def compared(save_state: SaveState, request: pytest.FixtureRequest) -> Compared:
         return compare_values(old, new, tolerance=tolerance)
 
     return run
+
+
+@pytest.fixture
+def history() -> list[tuple[StoredArrays, Any]]:
+    """Three checkpoints of one lineage and their states: counters, and a period that moves."""
+    tier, rng, lineage = MemoryTier(), np.random.default_rng(0), LineageId("exp", "a")
+    state = {"w": rng.integers(0, 1 << 30, 100_000).astype("<i4"), "p": np.zeros(20_000)}
+    base: Base | None = None
+    made = []
+    for step in range(3):
+        flat = flatten(state)
+        views = flat.copy_into(memoryview(bytearray(flat.total_bytes)))
+        base = write_checkpoint(
+            tier,
+            lineage,
+            CheckpointId(step, 1),
+            structure=flat.structure,
+            regions=[
+                NamedRegion(region.name, view, item_bytes)
+                for region, view, item_bytes in zip(flat.regions, views, (4, 8), strict=True)
+            ],
+            base=base,
+            chunk_bytes=4096,
+            goal="small",
+        )
+        names = [region.name for region in flat.regions]
+        base.memory.bytes_at_hand = dict(zip(names, views, strict=True))
+        copy = {name: array.copy() for name, array in state.items()}
+        made.append((StoredArrays(Lineage([tier], lineage), base.manifest), copy))
+        state["w"] += rng.integers(0, 3, len(state["w"]), np.int32)
+        state["p"][:] = np.tile(rng.standard_normal(20), 1000)
+    return made
 
 
 # --- what is found ---------------------------------------------------------------------
@@ -214,6 +250,23 @@ def test_each_array_is_told_once(save_state: SaveState) -> None:
         on_array=seen.append,
     )
     assert sorted(seen) == ["a", "b", "c", "gone", "new"]
+
+
+def test_delta_layers_and_repeats(history: list[tuple[StoredArrays, Any]]) -> None:
+    """Written as a process writes that still has the bytes of the checkpoint before."""
+    newest = history[-1][0].manifest
+    assert any(region.deltas for region in newest.regions), "no delta, so nothing is tested"
+    assert (newest.extents.period > 0).any(), "no repeat, so nothing is tested"
+    for left, old in history:
+        for right, new in history:
+            found = compare_values(left, right)
+            for array in found.arrays:
+                changed = np.flatnonzero(old[array.name] != new[array.name])
+                first = array.differences.first_change
+                assert array.differences.changed_elements == len(changed)
+                assert (first.index if first else ()) == tuple(changed[:1].tolist())
+            if left is right:
+                assert found.read_bytes == 0
 
 
 # --- how much is read ------------------------------------------------------------------
