@@ -96,7 +96,7 @@ class CellPolicy:
 
     Attributes:
         cell_bytes: the size of its cells; of its chunks if it is written whole.
-        full: write it whole, without digests of cells and without a history.
+        full: write it whole, without digests of cells, a history or differences.
         reasons: what was weighed, for people.
         wish: what the last observations spoke for, if for a change.
         wished: how many of them, one after the other.
@@ -124,7 +124,7 @@ class CellPolicy:
         changed = seen.changed_chunks / -(-seen.region_bytes // seen.chunk_bytes)
         saved = 1 - costs[best_bytes] * writing.ratio
         gain = 1 - costs[best_bytes] / costs[self.cell_bytes]
-        wish = self._wish(changed, saved=saved, gain=gain)
+        wish = self._wish(changed, saved=saved, gain=gain, delta_coded=writing.delta_coded)
         reasons: tuple[str, ...] = (
             f"{changed:.1%} of the chunks changed",
             f"cells of {format_bytes(best_bytes)} would do best: a save costs "
@@ -143,7 +143,7 @@ class CellPolicy:
         return CellPolicy(best_bytes, full=False, reasons=reasons)
 
     def _wish(
-        self, changed: float, *, saved: float, gain: float
+        self, changed: float, *, saved: float, gain: float, delta_coded: bool
     ) -> Literal["cells", "full"] | None:
         """Return what an observation speaks for; None if all may stay as it is.
 
@@ -151,10 +151,11 @@ class CellPolicy:
             changed: fraction of the chunks.
             saved: by the best cells, against writing the region whole.
             gain: of the best cells, against those of now.
+            delta_coded: then comparing pays even where all changes.
         """
         if self.full:
             return "cells" if changed < DENSE_ENOUGH or saved > GAIN_MIN else None
-        if changed > DENSE_MIN and saved < DENSE_SAVED_MAX:
+        if changed > DENSE_MIN and saved < DENSE_SAVED_MAX and not delta_coded:
             return "full"
         return "cells" if gain > GAIN_MIN else None
 

@@ -163,6 +163,11 @@ def test_differences_need_no_small_cells() -> None:
     assert follow(phase, writing=differences)[-1].cell_bytes == CHUNK
 
 
+def test_differences_of_all_of_a_region_are_no_reason_to_write_it_whole() -> None:
+    differences = Writing(ratio=1.9, delta_coded=True)
+    assert not any(policy.full for policy in follow((everywhere, 5), writing=differences))
+
+
 def test_chunks_that_have_no_smaller_cells_need_no_sample() -> None:
     seen = Sparsity(1000_000, 1000, 1000, 0, {1000: Count(1000, 1), 2000: Count(500, 1)})
     policy = CellPolicy(1000)
