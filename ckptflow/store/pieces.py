@@ -126,7 +126,7 @@ def _written_out(
 ) -> tuple[NDArray[np.intp], ExtentTable]:
     """Write out the repeats of some rows: no repeat can have its period in two packs."""
     repeats = table.take(which)
-    count = -(-repeats.length // repeats.period)
+    count = (repeats.length + repeats.period - np.uint64(1)) // repeats.period
     of, number = ramps(np.zeros(len(which), np.intp), count.astype(np.intp))
     done = number.astype(np.uint64) * repeats.period[of]
     length = np.minimum(repeats.length[of] - done, repeats.period[of])
