@@ -122,7 +122,7 @@ class Tracked:
         self.oracle = Oracle(cell)
         self.old: bytes | None = None
         self.chunks = self.cells = None
-        self.met = bytearray()  # All new cells, in the order of their ids.
+        self.met: dict[int, bytes] = {}  # The bytes of each id.
 
     def save(self, new: bytes) -> None:
         changes, runs = diff_region(
@@ -142,8 +142,6 @@ class Tracked:
 
     def rebuilt(self, new: bytes, runs: Runs) -> bytes:
         """Make the region of the old one, of the runs and of the bytes of new runs alone."""
-        place: dict[int, bytes] = getattr(self, "place", {})
-        self.place = place
         result = bytearray((self.old or b"")[: len(new)].ljust(len(new), b"\0"))
         for kind, start, length, ref in rows_of(runs):
             if kind == Kind.FILL:
@@ -151,9 +149,9 @@ class Tracked:
                 continue
             if kind == Kind.NEW:
                 pieces = cut(new[start : start + length], self.cell)
-                place.update({ref + i: piece for i, piece in enumerate(pieces)})
+                self.met.update({ref + i: piece for i, piece in enumerate(pieces)})
             count = -(-length // self.cell)
-            result[start : start + length] = b"".join(place[ref + i] for i in range(count))
+            result[start : start + length] = b"".join(self.met[ref + i] for i in range(count))
         return bytes(result)
 
 
@@ -196,7 +194,7 @@ def edited(draw: st.DrawFn, region: bytes) -> bytes:
     return bytes(data)
 
 
-histories = st.builds(lambda seed: seed, regions).flatmap(
+histories = regions.flatmap(
     lambda first: st.lists(edited(first), max_size=3).map(lambda later: [first, *later])
 )
 
