@@ -15,7 +15,7 @@ import numpy as np
 
 from ckptflow.data.extents import U64, starts_of
 from ckptflow.data.repeats import find_repeats
-from ckptflow.model import ExtentTable
+from ckptflow.model import FILL, ExtentTable
 from ckptflow.store.pieces import OWN
 
 PERIOD_BYTES_MAX = 64 << 10  # So that a period is never cut into several frames.
@@ -46,6 +46,7 @@ def fold(rows: ExtentTable, again: Callable[[U64, U64], U64 | None]) -> ExtentTa
     single = distance == 1
     cheap = (period <= PERIOD_BYTES_MAX) & (period <= ROW_BYTES * count.astype(np.uint64))
     keep = np.where(single, period <= PERIOD_BYTES_MAX, cheap) & (period <= length)
+    keep &= ~(single & (rows.pack[first] == FILL))  # These are one fill, without a period.
     if not (single & keep).all() and (keep & ~single).any():
         position = again(ends[first][keep & ~single], period[keep & ~single])
         if position is None:
