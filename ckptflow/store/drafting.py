@@ -177,9 +177,14 @@ class Drafting:
             delta_bytes += int(rows.length[changes].sum())
         wanted = how.delta.op, how.delta.op_word
         fits = np.array([*((op, word) == wanted for op, word, _ in old.deltas), True])
-        possible = (start + length <= len(at_hand)) & (level < LAYERS_MAX) & fits[level]
+        size, size_before = len(diff.region.data), int(old.bottom.length.sum())
+        end = start + length
+        in_reach = (end <= min(len(at_hand), size_before)) & (level < LAYERS_MAX)
+        # Where a region was cut off, so may be the last word of the deltas below.
+        torn = (end == size) & (level > 0) & (size < size_before)
+        possible: NDArray[np.bool_] = in_reach & fits[level] & ~torn
         delta_bytes += int(length[possible].sum())
-        if delta_bytes > self._delta_fraction_max * len(diff.region.data):
+        if delta_bytes > self._delta_fraction_max * size:
             possible[:] = False
         a, n = start[possible], length[possible]
         if len(a):
