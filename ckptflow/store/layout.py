@@ -64,11 +64,12 @@ def lay_out(
     layers = drafting.layers()
     sizes = np.array([pack.plain_bytes for pack in memory.packs], np.uint64)
     logs = drafting.logs
-    if (worn := outworn(layers, sizes)).any():
+    while (worn := outworn(layers, sizes)).any():  # A range written anew wears out others.
         moving = Worn(worn, sizes, drafting.draft, layers)
         layers = [moving.replace(number, one) for number, one in enumerate(layers)]
         logs = {cell_bytes: moving.follow(log) for cell_bytes, log in logs.items()}
-    plan, placed = drafting.draft.plan()
+    rows = ExtentTable.of([rows for one in layers for rows in one.tables])
+    plan, placed = drafting.draft.plan(rows)
     new = len(memory.packs)  # Number of the first new pack.
     final = [[placed.final(rows, new)[1] for rows in one.tables] for one in layers]
     used = np.unique(ExtentTable.of([rows for tables in final for rows in tables]).pack)
@@ -80,7 +81,10 @@ def lay_out(
         one.with_tables([_renumbered(_merged(rows), order) for rows in tables])
         for one, tables in zip(layers, final, strict=True)
     ]
-    cells = {cell_bytes: placed.final(log, new)[1] for cell_bytes, log in logs.items()}
+    cells = {
+        cell_bytes: placed.final(placed.written(log), new)[1]
+        for cell_bytes, log in logs.items()
+    }
     return Layout(plan, drafting.encodings, regions, [int(number) for number in shared], cells)
 
 

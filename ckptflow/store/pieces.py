@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.extents import U64, ramps, starts_of
+from ckptflow.data.extents import U64, look_up, overlay, ramps, starts_of
 from ckptflow.data.pack import PackPlan, plan_packs
 from ckptflow.model import KEEP, ExtentTable
 
@@ -52,21 +52,32 @@ class Draft:
         self.size_bytes += int(length.sum())
         return position
 
-    def plan(self) -> tuple[PackPlan, Placed]:
-        """Plan the packs."""
+    def plan(self, needed: ExtentTable) -> tuple[PackPlan, Placed]:
+        """Plan the packs.
+
+        Args:
+            needed: rows, of which some say `OWN`. What was drafted and none of them refers to
+                is left out: a range may have been written anew after it had been drafted.
+        """
         none, zero = np.empty(0, np.intp), np.empty(0, np.uint64)
         region = np.concatenate([none, *self._region])
-        start, length = (
-            np.concatenate([zero, *self._start]),
-            np.concatenate([zero, *self._length]),
-        )
         encoding = np.concatenate([none, *self._encoding])
-        position = starts_of(length)
+        pieces = ExtentTable(
+            np.concatenate([zero, *self._length]),
+            np.concatenate([zero, *self._start]),
+            np.arange(len(region), dtype=np.uint32),
+        )
+        begin, length = _union(needed.take(needed.pack == OWN))
+        of, skipped, parts = look_up(pieces, begin, length)
+        position = begin[of] + skipped
+        region, encoding = region[parts.pack], encoding[parts.pack]
         order = np.argsort(encoding, kind="stable")
-        plan = plan_packs(region[order], start[order], length[order], encoding[order])
+        plan = plan_packs(
+            region[order], parts.source[order], parts.length[order], encoding[order]
+        )
         stream = np.empty(len(order), np.uint64)
-        stream[order] = starts_of(length[order])
-        return plan, Placed(position, stream, plan.pack_edges)
+        stream[order] = starts_of(parts.length[order])
+        return plan, Placed(position, parts.length, stream, plan.pack_edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +86,29 @@ class Placed:
 
     Attributes:
         position: where each piece starts in the draft, uint64 [n], rising.
+        length: its bytes, uint64 [n].
         stream: where it starts in the stream of all new packs, uint64 [n].
         pack_edges: where each new pack starts in that stream, uint64 [p + 1]; last, its end.
     """
 
     position: U64
+    length: U64
     stream: U64
     pack_edges: U64
+
+    def written(self, log: ExtentTable) -> ExtentTable:
+        """Return where the cells of a log lie; nowhere if they were left out of the draft."""
+        own = np.flatnonzero(log.pack == OWN)
+        rows = log.take(own)
+        size = np.array([int((rows.source + rows.length).max(initial=0))], np.uint64)
+        nowhere = ExtentTable(size, np.zeros_like(size), np.array([NOWHERE], np.uint32))
+        there = ExtentTable(
+            self.length, self.position, np.full(len(self.length), OWN, np.uint32)
+        )
+        of, _, found = look_up(overlay(nowhere, self.position, there), rows.source, rows.length)
+        others = np.flatnonzero(log.pack != OWN)
+        order = np.argsort(np.concatenate([others, own[of]]), kind="stable")
+        return ExtentTable.of([log.take(others), found]).take(order)
 
     def final(
         self, table: ExtentTable, first_pack: int
@@ -135,3 +162,13 @@ def _written_out(
     origin = np.concatenate([others, which[of]])
     order = np.argsort(origin, kind="stable")
     return origin[order], ExtentTable.of([table.take(others), rows]).take(order)
+
+
+def _union(rows: ExtentTable) -> tuple[U64, U64]:
+    """Return start and length of what some rows take of one stream, rising and apart."""
+    order = np.argsort(rows.source, kind="stable")
+    begin = rows.source[order]
+    end = np.maximum.accumulate(begin + rows.extent[order])
+    heads = np.flatnonzero(np.concatenate([[True], begin[1:] > end[:-1]])[: len(begin)])
+    last = np.append(heads[1:], len(begin))[: len(heads)] - 1
+    return begin[heads], end[last] - begin[heads]
