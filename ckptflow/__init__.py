@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from ckptflow.policy.retention import BestOf, Retention
     from ckptflow.site import Site, load, load_site
+    from ckptflow.store.packing import Packing
     from ckptflow.tiers.memory import MemoryTier
     from ckptflow.tiers.posix import PosixTier
     from ckptflow.tiers.tier import Tier
@@ -45,6 +46,7 @@ _HOMES = {
     "MemoryTier": "tiers.memory",
     "Never": "policy.interval",
     "OverheadAtMost": "policy.interval",
+    "Packing": "store.packing",
     "PosixTier": "tiers.posix",
     "Retention": "policy.retention",
     "Run": "workflow.run",
@@ -74,6 +76,7 @@ __all__ = [
     "MemoryTier",
     "Never",
     "OverheadAtMost",
+    "Packing",
     "PosixTier",
     "Retention",
     "Run",

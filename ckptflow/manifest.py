@@ -38,6 +38,8 @@ SEAL_BYTES = 16
 COMPACT, FILTERS = "compact-extents", "frame-filters"
 FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it writes.
 
+_LEVEL, _LEVEL_LARGE = 12, 3  # Of zstd: what is small costs no time either way.
+_LARGE_BYTES = 1 << 18
 _HEAD = struct.Struct("<8sIIQQ")
 _SECTION_BYTES_MAX = 1 << 33  # What a damaged length may make us allocate, at the most.
 
@@ -49,12 +51,15 @@ def seal(data: bytes | memoryview) -> bytes:
 
 def encode(manifest: Manifest) -> bytes:
     """Return the object that commits ``manifest``."""
-    compressor = zstandard.ZstdCompressor(level=3)
     text = json.dumps(
         _document(manifest), ensure_ascii=False, allow_nan=False, separators=(",", ":")
     )
-    document = compressor.compress(text.encode())
-    table = compressor.compress(_encode_extents(manifest.extents))
+    document, table = (
+        zstandard.ZstdCompressor(
+            level=_LEVEL if len(part) < _LARGE_BYTES else _LEVEL_LARGE
+        ).compress(part)
+        for part in (text.encode(), _encode_extents(manifest.extents))
+    )
     body = _HEAD.pack(MAGIC, VERSION, 0, len(document), len(table)) + document + table
     return body + seal(body)
 

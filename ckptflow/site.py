@@ -36,6 +36,7 @@ from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import parse_retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.packing import parse_packing
 from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
@@ -79,6 +80,7 @@ class PolicyModel(_Strict):
 
     every: str | int | None = None
     keep: str | int | None = None
+    packing: str | None = None
     flush_every: dict[str, Annotated[int, Field(ge=1)]] = {}
 
     @field_validator("every")
@@ -92,6 +94,12 @@ class PolicyModel(_Strict):
     def _keep(cls, keep: str | int | None) -> str | int | None:
         parse_retention(keep)
         return keep
+
+    @field_validator("packing")
+    @classmethod
+    def _packing(cls, packing: str | None) -> str | None:
+        parse_packing(packing)
+        return packing
 
 
 class ExecutorModel(_Strict):

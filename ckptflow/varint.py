@@ -1,7 +1,8 @@
 """Columns of integers in few bytes: LEB128 and zigzag, in NumPy, without a loop over values.
 
 Seven bits a byte, the lowest first; the top bit says that more follow. Small numbers of either
-sign become small through zigzag: 0, -1, 1, -2, … are 0, 1, 2, 3, …. ``tests/unit/test_varint.py``.
+sign become small through zigzag: 0, -1, 1, -2, … are 0, 1, 2, 3, ….
+``tests/unit/test_varint.py``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ckptflow.checkpointer.arguments import (
-    check_sizes,
+    check_budget,
     metrics_of,
     rules_of,
     step_of,
@@ -42,9 +42,8 @@ from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import plan
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage
+from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.tiers.tier import Tier
-
-CHUNK_BYTES = 4096
 
 S = TypeVar("S")
 
@@ -71,7 +70,7 @@ class Checkpointer:
         keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
-        chunk_bytes: unit of comparison, a multiple of 8, at least 16.
+        packing: how states are compared and stored: ``"auto"``, ``"small"``, or a `Packing`.
         rng: save and restore the global random states of Python, NumPy, and torch.
         stop: asked at every `step`; a text is a reason to save and raise `Preempted`.
         attempt: go on in the name of an attempt that was claimed already.
@@ -88,18 +87,18 @@ class Checkpointer:
         keep: int | str | Retention | None = None,
         flush_every: Mapping[str, int] | None = None,
         budget_bytes: int | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
+        packing: str | Packing | None = None,
         rng: bool = True,
         stop: Callable[[], str | None] | None = None,
         attempt: int | None = None,
         **objects: Any,
     ) -> None:
-        check_sizes(chunk_bytes, budget_bytes)
+        check_budget(budget_bytes)
         self.notes: list[str] = []
         self._lineage = Lineage(tiers_of(store), LineageId(run, task), note=self._note)
         self._interval, self._retention = parse_interval(every), parse_retention(keep)
         self._rules = rules_of(self._lineage.tiers, flush_every or {})
-        self._chunk_bytes, self._rng, self._stop = chunk_bytes, rng, stop
+        self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
         self._objects = objects
         self._history = History(self._lineage, attempt, note=self._note)
         self._capturer = Capturer(budget_bytes)
@@ -440,10 +439,11 @@ class Checkpointer:
                 self._history.claim(),
                 record_resume=self._history.recorder(),
                 bases=self._history.bases(),
-                chunk_bytes=self._chunk_bytes,
+                packing=self._packing,
                 retention=self._retention,
                 on_durable=self._pace.durable,
             )
+            self._capturer.make_room = self._writer.drop_parent
         return self._writer
 
     def _preempt(

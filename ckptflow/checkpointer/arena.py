@@ -9,6 +9,7 @@ down, but never runs out of memory, and whoever has to stop waits for a few writ
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import psutil
@@ -34,6 +35,7 @@ class ArenaPool:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
+        self.make_room: Callable[[], None] = lambda: None  # Asked before a save has to wait.
         self._lent_bytes = 0
         self._lent = 0
         self._free: list[Arena] = []
@@ -43,13 +45,10 @@ class ArenaPool:
         """Return a buffer of ``size_bytes``; waits for one; ``None`` if it can never fit."""
         if size_bytes > self.budget_bytes:
             return None
+        if not self._has_room(size_bytes):
+            self.make_room()
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._lent < SNAPSHOTS_MAX
-                    and self._lent_bytes + size_bytes <= self.budget_bytes
-                )
-            )
+            self._changed.wait_for(lambda: self._has_room(size_bytes))
             self._lent += 1
             self._lent_bytes += size_bytes
             for number, arena in enumerate(self._free):
@@ -58,6 +57,9 @@ class ArenaPool:
             # States that change size leave arenas of old sizes; they must not pile up.
             self._free.clear()
         return np.empty(size_bytes, np.uint8)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return self._lent < SNAPSHOTS_MAX and self._lent_bytes + size_bytes <= self.budget_bytes
 
     def give_back(self, arena: Arena) -> None:
         """Return a buffer; its memory is kept for the next save."""

@@ -50,10 +50,8 @@ def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[Tier
     ]
 
 
-def check_sizes(chunk_bytes: int, budget_bytes: int | None) -> None:
-    """Raise a `ConfigError` unless both sizes are possible."""
-    if chunk_bytes < 16 or chunk_bytes % 8:
-        raise ConfigError(f"chunk_bytes is a multiple of 8, at least 16, not {chunk_bytes}.")
+def check_budget(budget_bytes: int | None) -> None:
+    """Raise a `ConfigError` unless there can be such a budget."""
     if budget_bytes is not None and budget_bytes < 0:
         raise ConfigError(f"budget_bytes must not be negative, got {budget_bytes}.")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
 from ckptflow.data.regions import Region, flatten
-from ckptflow.store.base import NamedRegion
+from ckptflow.store.memory import NamedRegion
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Capturer:
     def __init__(self, budget_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
         self._arenas: ArenaPool | None = None
+        self.make_room: Callable[[], None] = lambda: None  # Asked before a save has to wait.
 
     def capture(self, state: object) -> Captured:
         """Capture ``state``; waits while earlier snapshots use the budget up.
@@ -52,6 +53,7 @@ class Capturer:
         if self._arenas is None:
             budget = self._budget_bytes
             self._arenas = ArenaPool(default_budget_bytes() if budget is None else budget)
+        self._arenas.make_room = self.make_room
         arena = self._arenas.take(flattened.total_bytes)
         release: Callable[[], None] = _nothing
         if arena is not None:
@@ -64,7 +66,7 @@ class Capturer:
         else:
             views = [_live_view(region) for region in flattened.regions]
         regions = [
-            NamedRegion(region.name, view)
+            NamedRegion(region.name, view, region.item_bytes)
             for region, view in zip(flattened.regions, views, strict=True)
         ]
         return Captured(flattened.structure, regions, arena is None, release)

@@ -21,8 +21,9 @@ from ckptflow.errors import CheckpointError, FencedError, TierError
 from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
+from ckptflow.store.memory import Base
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.base import Base
+from ckptflow.store.packing import Packing
 from ckptflow.store.prune import prune
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier
@@ -66,7 +67,7 @@ class Writer:
         record_resume: says in the store where the attempt goes on from; called once, before
             the first commit. ``None`` if that is said already.
         bases: per tier name, what the first delta there is diffed against.
-        chunk_bytes: unit of comparison.
+        packing: how states are compared and stored.
         retention: what stays on every tier.
         on_durable: told how long a save took, in seconds, when it is committed.
     """
@@ -78,7 +79,7 @@ class Writer:
         *,
         record_resume: Callable[[], None] | None,
         bases: Mapping[str, Base],
-        chunk_bytes: int,
+        packing: Packing,
         retention: Retention,
         on_durable: Callable[[float], None],
     ) -> None:
@@ -86,7 +87,9 @@ class Writer:
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._submitted = self._finished = 0  # Each is changed by one thread only.
-        self._chunk_bytes, self._retention = chunk_bytes, retention
+        self._packing, self._retention = packing, retention
+        self._parent: Captured | None = None  # The last snapshot, kept for deltas on it.
+        self._parent_lock = threading.Lock()
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
         self.fenced: FencedError | None = None
@@ -132,8 +135,10 @@ class Writer:
             try:
                 try:
                     tier, base, duration_s = self._write(request)
-                finally:
+                except BaseException:
                     request.captured.release()
+                    raise
+                self._keep_parent(request.captured, base)
                 self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
                 self._fail(request.ticket, error)
@@ -162,7 +167,10 @@ class Writer:
                     structure=request.captured.structure,
                     regions=request.captured.regions,
                     base=self._bases.get(tier.name),
-                    chunk_bytes=self._chunk_bytes,
+                    chunk_bytes=self._packing.chunk_bytes,
+                    cell_bytes=self._packing.cell_bytes,
+                    goal=self._packing.goal,
+                    verify=self._packing.verify,
                     metrics=request.metrics,
                     before_commit=self._before_commit,
                 )
@@ -174,6 +182,26 @@ class Writer:
                 self._bases[tier.name] = base
                 return tier, base, time.monotonic() - began
         raise failures[-1]
+
+    def _keep_parent(self, captured: Captured, base: Base) -> None:
+        """Keep a snapshot until the next is written, where deltas on it are wanted."""
+        self.drop_parent()
+        if captured.live or not self._packing.keeps_parent:
+            captured.release()
+            return
+        at_hand = {region.name: region.data for region in captured.regions}
+        with self._parent_lock:
+            self._parent, base.memory.bytes_at_hand = captured, at_hand
+
+    def drop_parent(self) -> None:
+        """Give the memory of the last snapshot back: the next save needs room."""
+        with self._parent_lock:
+            parent, self._parent = self._parent, None
+            if parent is None:
+                return
+            for base in self._bases.values():
+                base.memory.bytes_at_hand = {}
+        parent.release()
 
     def _before_commit(self) -> None:
         self._lineage.check_fence(self._attempt)

@@ -144,9 +144,11 @@ def covered(table: ExtentTable, which: NDArray[np.bool_], start: U64, length: U6
         row = np.minimum(row, len(table))
         inside = np.append(which, False)[row]
         within: U64 = np.where(inside, position - edges[row], np.uint64(0))
-        return sums[row] + within
+        total: U64 = sums[row] + within
+        return total
 
-    return up_to(start + length) - up_to(start)
+    found: U64 = up_to(start + length) - up_to(start)
+    return found
 
 
 def split(position: U64, length: U64, every: int) -> tuple[NDArray[np.intp], U64, U64]:

@@ -148,7 +148,8 @@ class FrameTable:
     @property
     def is_plain(self) -> NDArray[np.bool_]:
         """Which frames are stored as they are, so that a part of one can be read, bool [n]."""
-        return (self.codec == 0) & (self.filter == 0)
+        plain: NDArray[np.bool_] = (self.codec == 0) & (self.filter == 0)
+        return plain
 
 
 @dataclass(frozen=True, slots=True)

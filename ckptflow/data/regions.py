@@ -84,6 +84,7 @@ class Region:
     data: Bytes | None
     pieces: tuple[Piece, ...]
     has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
+    item_bytes: int = 1  # Of one number of its first array, for filters that work on words.
 
     def copy_into(self, out: Bytes) -> None:
         """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""
@@ -202,7 +203,7 @@ def _region(name: str, block: Block, lives: list[LiveArray], specs: list[ArraySp
     on_host = lives[0].on_host
     if on_host and block.form is Form.WHOLE:
         data = bytes_at(block.start, block.nbytes, [live.owner for live in lives])
-        return Region(name, block.nbytes, data, ())
+        return Region(name, block.nbytes, data, (), item_bytes=_item_bytes(specs[0]))
     pieces = [Piece(live, spec) for live, spec in zip(lives, specs, strict=True)]
     if block.form is Form.PACKED:
         pieces = [_without_repeats(pieces[0])]
@@ -210,7 +211,13 @@ def _region(name: str, block: Block, lives: list[LiveArray], specs: list[ArraySp
         ends = (block.start, block.start + block.nbytes)
         pieces = [p for p in pieces if span(p.live.layout) == ends][:1] or pieces
     has_gaps = block.form is Form.SPARSE
-    return Region(name, block.nbytes, None, tuple(pieces), has_gaps)
+    return Region(name, block.nbytes, None, tuple(pieces), has_gaps, _item_bytes(specs[0]))
+
+
+def _item_bytes(spec: ArraySpec) -> int:
+    """Return the bytes of one number of an array; of a complex one, of a part."""
+    is_complex = spec.dtype.lstrip("<>=|").startswith("c")
+    return spec.itemsize_bytes // 2 if is_complex else spec.itemsize_bytes
 
 
 def _without_repeats(piece: Piece) -> Piece:

@@ -15,8 +15,8 @@ from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
 from ckptflow.data.scan import Kind, Runs, collect_runs, scan
 from ckptflow.data.sparsity import Sampler
-from ckptflow.policy.cells import CellPolicy
-from ckptflow.store.base import Memory, NamedRegion, RegionDiff, RegionMemory
+from ckptflow.policy.cells import CellPolicy, Writing
+from ckptflow.store.memory import Memory, NamedRegion, RegionDiff, RegionMemory
 from ckptflow.units import MIB
 
 ADAPT_BYTES_MIN = 1 * MIB  # Smaller regions are compared in whole chunks.
@@ -80,38 +80,48 @@ def _find(
 
 
 def remember_changes(
-    diffs: Sequence[RegionDiff], memory: Memory, *, chunk_bytes: int, adapt: bool
+    diffs: Sequence[RegionDiff],
+    memory: Memory,
+    writings: Sequence[Writing] | None,
+    *,
+    chunk_bytes: int,
 ) -> None:
     """Take the digests of a state that was committed; its bytes must still be there.
 
-    With ``adapt`` the cells of large regions follow their changes.
+    Args:
+        diffs: all regions.
+        memory: what they were compared with.
+        writings: how each was written, for the choice of its cells; ``None``: they are fixed.
+        chunk_bytes: unit of digest.
     """
-    memory.regions = {
-        diff.region.name: _remembered(diff, memory.regions.get(diff.region.name), chunk_bytes, adapt=adapt)
-        for diff in diffs
-    }
+    regions = {}
+    for number, diff in enumerate(diffs):
+        old = memory.regions.get(diff.region.name)
+        region = RegionMemory(diff.changes.chunks, diff.cell_bytes)
+        if writings is not None and diff.changes.size_bytes >= ADAPT_BYTES_MIN:
+            region.sampler, region.policy = _adapted(diff, old, writings[number], chunk_bytes)
+            region.cell_bytes = region.policy.cell_bytes
+        if region.cell_bytes < chunk_bytes:
+            region.cells = _cells(diff, old, region.cell_bytes)
+        regions[diff.region.name] = region
+    memory.regions = regions
 
 
-def _remembered(
-    diff: RegionDiff, old: RegionMemory | None, chunk_bytes: int, *, adapt: bool
-) -> RegionMemory:
-    cell_bytes, changes = diff.cell_bytes, diff.changes
-    sampler, policy = (old.sampler, old.policy) if old else (None, None)
-    if adapt and changes.size_bytes >= ADAPT_BYTES_MIN:
-        sampler, policy = sampler or Sampler(chunk_bytes), policy or CellPolicy(chunk_bytes)
-        changed = np.ones(len(changes.chunks), np.bool_)
-        if old:
-            common = min(len(old.chunks), len(changes.chunks))
-            changed[:common] = (old.chunks[:common] != changes.chunks[:common]).any(axis=1)
-        sparsity = sampler.observe(diff.region.data, changed)
-        sampler.commit()
-        if old:  # At first all is new, which tells nothing.
-            policy = policy.observe(sparsity)
-            cell_bytes = policy.cell_bytes
-    cells = None
-    if cell_bytes < chunk_bytes:
-        cells = _cells(diff, old, cell_bytes)
-    return RegionMemory(changes.chunks, cell_bytes, cells, sampler, policy)
+def _adapted(
+    diff: RegionDiff, old: RegionMemory | None, writing: Writing, chunk_bytes: int
+) -> tuple[Sampler, CellPolicy]:
+    """Return how the region is compared next time, after what was seen this time."""
+    sampler = (old.sampler if old else None) or Sampler(chunk_bytes)
+    policy = (old.policy if old else None) or CellPolicy(min(diff.cell_bytes, chunk_bytes))
+    chunks = diff.changes.chunks
+    changed = np.ones(len(chunks), np.bool_)
+    if old:
+        common = min(len(old.chunks), len(chunks))
+        changed[:common] = (old.chunks[:common] != chunks[:common]).any(axis=1)
+    sparsity = sampler.observe(diff.region.data, changed)
+    sampler.commit()
+    # At first all is new, which tells nothing.
+    return sampler, policy.observe(sparsity, writing) if old else policy
 
 
 def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s:
@@ -124,7 +134,7 @@ def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s:
 
 
 def _coarsened(runs: Runs, cell_bytes: int, size_bytes: int) -> Runs:
-    """Return runs that begin and end at multiples of ``cell_bytes``: fewer, and somewhat longer.
+    """Return runs that begin and end at multiples of ``cell_bytes``: fewer and longer.
 
     Patterns keep what is theirs of whole cells.
     """

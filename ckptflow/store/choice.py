@@ -1,24 +1,25 @@
 """How the new bytes of each region are best encoded, from samples of them.
 
-What `ckptflow.data.encoding` decides for samples becomes an encoding for bytes as they are, and,
-where the parent's are at hand, one for deltas. Little new data is not worth a sample.
+What `ckptflow.data.encoding` decides for samples becomes an encoding for bytes as they are,
+and, where the parent's are at hand, one for deltas. Little new data is not worth a sample.
 ``tests/unit/test_choice.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ckptflow.data.codec import Codec
-from ckptflow.data.frames import Encoding
-from ckptflow.data.extents import U64, look_up
 from ckptflow.data.encoding import Goal, decide, sample_ranges
+from ckptflow.data.extents import U64, look_up
+from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
 from ckptflow.model import ExtentTable
-from ckptflow.store.base import Memory, RegionDiff
+from ckptflow.policy.cells import Writing
 from ckptflow.store.drafting import RegionEncoding
+from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.units import KIB
 
 SAMPLED_BYTES_MIN = 64 * KIB  # Less new data of a region is encoded as most data is best.
@@ -28,6 +29,8 @@ USUAL = Encoding(Codec.ZSTD, 1)
 # region are at most this long, so that it reads at most a quarter more.
 DELTA_FRACTION_AUTO = 0.25
 DELTA_FRACTION_SMALL = 4.0
+
+SMALL_BYTES_PER_S = 1e8  # For who wants few bytes, storage is slow.
 
 
 def delta_fraction_max(goal: Goal) -> float:
@@ -95,3 +98,48 @@ def _samples(start: U64, length: U64, item_bytes: int) -> list[tuple[int, int]]:
     _, _, rows = look_up(stream, first, size)
     begin, end = rows.source.tolist(), (rows.source + rows.length).tolist()
     return list(zip(begin, end, strict=True))
+
+
+def note_ratios(
+    diffs: Sequence[RegionDiff], memory: Memory, achieved: Mapping[int, tuple[int, int]]
+) -> None:
+    """Tell what encodings made of the bytes, so that a choice that went wrong is made anew.
+
+    Args:
+        diffs: all regions.
+        memory: remembers the choices.
+        achieved: plain and stored bytes, by the number of the region.
+    """
+    for number, (plain_bytes, stored_bytes) in achieved.items():
+        name = diffs[number].region.name
+        has_parent = name in memory.bytes_at_hand
+        memory.chooser.achieved(
+            name, has_parent=has_parent, plain_bytes=plain_bytes, stored_bytes=stored_bytes
+        )
+
+
+def writings_of(
+    encodings: Sequence[RegionEncoding],
+    memory: Memory,
+    achieved: Mapping[int, tuple[int, int]],
+    *,
+    goal: Goal,
+) -> list[Writing]:
+    """Return how each region was written, for the choice of its cells."""
+    speed = (
+        SMALL_BYTES_PER_S
+        if goal == "small"
+        else memory.put_bytes_per_s or Writing().bytes_per_s
+    )
+    nothing = 1, 1
+    return [
+        Writing(
+            ratio=plain_bytes / stored_bytes,
+            delta_coded=encoding.delta is not None,
+            bytes_per_s=speed,
+        )
+        for encoding, (plain_bytes, stored_bytes) in (
+            (encoding, achieved.get(number, nothing))
+            for number, encoding in enumerate(encodings)
+        )
+    ]

@@ -1,6 +1,6 @@
 """Turn the runs of a diff into rows that cover each region, and pieces to be written.
 
-New bytes become pieces of the draft, as they are or as deltas on the parent's. Known ones become
+New bytes become pieces of the draft, as they are or as deltas on the parent's. Known ones are
 rows that name the bytes where they lie: in older packs, or in what this checkpoint writes
 itself. Sequences of rows that come again and again are folded into one row with a period. What
 no run covers is as it was, and its rows stay.
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.frames import Encoding
 from ckptflow.data.extents import U64, covered, cut, gaps, look_up, overlay
+from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
 from ckptflow.model import FILL, KEEP, DeltaLayer, DeltaOp, ExtentTable
-from ckptflow.store.base import Memory, RegionDiff, Seen
+from ckptflow.store.memory import Memory, RegionDiff, Seen
 from ckptflow.store.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
 from ckptflow.store.repeats import fold
 
-LAYERS_MAX = 4  # Delta layers of a region; every restore pays for each.
+LAYERS_MAX = 8  # Delta layers of a region; every restore pays for each.
 
 GATHERED = 0  # Number of the encoding of pieces that come from several regions.
 
@@ -194,7 +194,7 @@ class Drafting:
 
     def _settle(self) -> None:
         """Say where the cells of each log lie, and resolve rows that refer to this draft."""
-        for number, diff in enumerate(self._diffs):
+        for diff in self._diffs:
             if diff.seen is not None and diff.cell_bytes not in self.logs:
                 self.logs[diff.cell_bytes] = self._log(diff.seen)
         for number, start, rows in self._own:

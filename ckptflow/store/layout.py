@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.frames import Encoding
 from ckptflow.data.extents import merge, starts_of
+from ckptflow.data.frames import Encoding
 from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
-from ckptflow.store.base import Memory, RegionDiff
 from ckptflow.store.drafting import Drafting, Layers, RegionEncoding
+from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.store.pieces import PACK_MAX
 from ckptflow.store.wear import Worn, outworn
 

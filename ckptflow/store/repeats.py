@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-
 from ckptflow.data.extents import U64, starts_of
 from ckptflow.data.repeats import find_repeats
 from ckptflow.model import FILL, ExtentTable

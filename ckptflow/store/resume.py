@@ -12,8 +12,8 @@ from typing import Any
 from ckptflow.data.regions import plan_restore
 from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
-from ckptflow.store.base import Base, remember
 from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.memory import Base, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 

@@ -146,7 +146,7 @@ def _first_cover(rows: ExtentTable) -> tuple[NDArray[np.intp], U64, U64]:
         The order; and for each row in it, where in the pack its new bytes begin, and how many
         they are, maybe none.
     """
-    order = np.lexsort([rows.source, rows.pack])
+    order = np.lexsort((rows.source, rows.pack))
     pack, source = rows.pack[order].astype(np.uint64), rows.source[order]
     end = source + rows.extent[order]
     # One number line for all packs, so that one running maximum serves them all.

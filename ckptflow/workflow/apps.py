@@ -23,6 +23,7 @@ from parsl.app.python import PythonApp
 from ckptflow.errors import ConfigError
 from ckptflow.policy.interval import Interval, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.workflow.active import current_run
 from ckptflow.workflow.attempt import TaskFunction
 from ckptflow.workflow.command import TaskCommand, attach
@@ -52,6 +53,7 @@ class App:
         function: the function as the worker calls it.
         every: when to save, if the app says so.
         keep: what to keep, if the app says so.
+        packing: how to store it, if the app says so.
         policy: name of a policy of the site, if the app names one.
     """
 
@@ -67,15 +69,17 @@ class App:
         key: Sequence[str] | str | None = None,
         every: str | int | Interval | None = None,
         keep: str | int | Retention | None = None,
+        packing: str | Packing | None = None,
         policy: str | None = None,
     ) -> None:
         if not inspect.isfunction(function):
             raise ConfigError(f"An app is made of a function, not of {function!r}.")
         parse_interval(every)
         parse_retention(keep)
+        parse_packing(packing)
         functools.update_wrapper(self, function)
         self.function = kind(function, identity_of(function, key))
-        self.every, self.keep, self.policy = every, keep, policy
+        self.every, self.keep, self.packing, self.policy = every, keep, packing, policy
         options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
@@ -123,6 +127,7 @@ def python_app(
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
     keep: str | int | Retention | None = None,
+    packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> Decorator: ...
 
@@ -137,6 +142,7 @@ def python_app(
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
     keep: str | int | Retention | None = None,
+    packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> App | Decorator:
     """Make a function an app whose tasks checkpoint, like ``parsl.python_app``.
@@ -151,10 +157,11 @@ def python_app(
             calls one task.
         every: when ``ckpt.step`` saves: ``100``, ``"120s"``, ``"overhead<=3.5%"``, ...
         keep: which checkpoints to keep: ``3``, ``"newest=3,best=loss:min"``, ``"all"``, ...
+        packing: how to store them: ``"auto"``, ``"small"``, ...
         policy: name of a policy in the site file, for what is not said here.
 
     Raises:
-        ConfigError: ``key``, ``every`` or ``keep`` makes no sense.
+        ConfigError: ``key``, ``every``, ``keep`` or ``packing`` makes no sense.
     """
     return _decorate(
         function,
@@ -166,6 +173,7 @@ def python_app(
         key=key,
         every=every,
         keep=keep,
+        packing=packing,
         policy=policy,
     )
 
@@ -185,6 +193,7 @@ def bash_app(
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
     keep: str | int | Retention | None = None,
+    packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> Decorator: ...
 
@@ -199,6 +208,7 @@ def bash_app(
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
     keep: str | int | Retention | None = None,
+    packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> App | Decorator:
     """Make a function that returns a command line an app, like ``parsl.bash_app``.
@@ -207,7 +217,7 @@ def bash_app(
     programs in it can `attach` themselves. The arguments are those of `python_app`.
 
     Raises:
-        ConfigError: ``key``, ``every`` or ``keep`` makes no sense.
+        ConfigError: ``key``, ``every``, ``keep`` or ``packing`` makes no sense.
     """
     return _decorate(
         function,
@@ -219,6 +229,7 @@ def bash_app(
         key=key,
         every=every,
         keep=keep,
+        packing=packing,
         policy=policy,
     )
 

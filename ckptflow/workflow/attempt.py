@@ -40,6 +40,7 @@ from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.policy.interval import Interval
 from ckptflow.policy.retention import Retention
 from ckptflow.site import TierModel, open_tiers
+from ckptflow.store.packing import Packing
 from ckptflow.tiers.tier import Tier
 from ckptflow.workflow.deadline import (
     Deadline,
@@ -69,6 +70,7 @@ class TaskSpec:
         tiers: the site's tiers, as JSON.
         every: when to save.
         keep: what to keep.
+        packing: how to store it.
         flush_every: per tier, every how many checkpoints one is copied there.
         ends_at_s: when the run's time is over, if it is known on the submitting side.
         margin_s: how long before an end the state has to be safe.
@@ -82,6 +84,7 @@ class TaskSpec:
     tiers: str
     every: str | int | Interval | None
     keep: str | int | Retention | None
+    packing: str | Packing | None
     flush_every: Mapping[str, int]
     ends_at_s: float | None
     margin_s: float
@@ -315,6 +318,7 @@ def begin_attempt(
             "task": name(),
             "every": spec.every,
             "keep": spec.keep,
+            "packing": spec.packing,
             "flush_every": spec.flush_every,
             "rng": spec.alone or main,
             "stop": watch,

@@ -325,6 +325,7 @@ class Run:
             tiers=tiers_as_text(self.site.tiers),
             every=app.every if app.every is not None else policy.every,
             keep=app.keep if app.keep is not None else policy.keep,
+            packing=app.packing if app.packing is not None else policy.packing,
             flush_every=dict(policy.flush_every),
             ends_at_s=self._ends_at_s,
             margin_s=executor.margin_s,

@@ -21,7 +21,7 @@ import numpy as np
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.layout import NamedRegion
+from ckptflow.store.memory import NamedRegion
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier

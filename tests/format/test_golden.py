@@ -97,7 +97,7 @@ def test_the_checkpoint_on_the_format_page(store: Path) -> None:
 
 def test_it_is_gone_on_from(store: Path) -> None:
     """A new checkpoint shares packs with one that version 1 wrote."""
-    with Checkpointer(store, run="golden", task="deltas", rng=False, chunk_bytes=256) as new:
+    with Checkpointer(store, run="golden", task="deltas", rng=False, packing="chunk=256") as new:
         state = new.restore()
         state[:3] = 7
         new.save(6, state)

@@ -159,6 +159,7 @@ def test_a_stop_signal_is_passed_on_to_programs_that_handle_it(tmp_path: Path) -
         tiers=tiers_as_text(site.tiers),
         every=1000,
         keep=1,
+        packing=None,
         flush_every={},
         ends_at_s=None,
         margin_s=0,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ckptflow.model import FILL, CheckpointId, LineageId, Manifest
 from ckptflow.store import wear
-from ckptflow.store.base import Base, Memory, NamedRegion, remember
+from ckptflow.store.memory import Base, Memory, NamedRegion, remember
 from ckptflow.store.changes import find_changes
 from ckptflow.store.choice import choose_encodings
 from ckptflow.store.layout import lay_out

@@ -33,7 +33,7 @@ from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.base import Base, NamedRegion
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.prune import prune
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.save import write_checkpoint

@@ -10,7 +10,7 @@ import pytest
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.base import Base, NamedRegion
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier
 

@@ -357,8 +357,11 @@ def test_names_that_look_alike_are_kept_apart(disk: MemoryTier) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk_bytes": 12}, r"chunk_bytes is a multiple of 8, at least 16, not 12"),
-        ({"chunk_bytes": 8}, r"not 8"),
+        ({"packing": "chunk=12"}, r"chunk_bytes is a multiple of 8, at least 16, not 12"),
+        ({"packing": "chunk=8"}, r"not 8"),
+        ({"packing": "chunk=0"}, r"not 0"),
+        ({"packing": "cell=100"}, r"cell_bytes is a multiple of 8, at least 16, that divides"),
+        ({"packing": "tiny"}, r"'tiny' does not say how to store checkpoints"),
         ({"budget_bytes": -1}, r"budget_bytes must not be negative, got -1"),
         ({"run": "a b"}, r"'a b' cannot be the name of a run"),
         ({"task": ""}, r"'' cannot be the name of a task"),

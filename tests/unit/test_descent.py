@@ -13,7 +13,7 @@ from ckptflow.errors import CorruptionError
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import descent
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.base import Base, NamedRegion
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.compare import PlainChange
 from ckptflow.store.descent import ValueComparison, compare_values

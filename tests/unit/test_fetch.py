@@ -11,7 +11,7 @@ import pytest
 
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import fetch
-from ckptflow.store.base import Base, NamedRegion
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.memory import MemoryTier

@@ -18,7 +18,7 @@ from ckptflow.data import pack as pack_module
 from ckptflow.errors import FencedError, TierError, TierFull, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Lineage, ensure_store
-from ckptflow.store.base import Base, NamedRegion, remember
+from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root, write_checkpoint
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier

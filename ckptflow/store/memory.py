@@ -1,7 +1,7 @@
 """What the next checkpoint is diffed against: the last one, as this process remembers it.
 
-A `Base` belongs to one lineage on one tier. It changes only when a checkpoint is committed, so a
-save that fails leaves it, and the lineage, as they were. Besides the manifest it has, per
+A `Base` belongs to one lineage on one tier. It changes only when a checkpoint is committed, so
+a save that fails leaves it, and the lineage, as they were. Besides the manifest it has, per
 region, the digests of its chunks and of their cells; per size of cell, the log of all cells
 seen (`ckptflow.data.history`), with the packs in which they lie; and, if somebody keeps them
 alive, the very bytes. ``tests/property/test_layout_laws.py``, ``tests/unit/test_base.py``.
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
+from ckptflow.data.encoding import Chooser
 from ckptflow.data.extents import U64, covered, look_up, merge, overlay, starts_of
 from ckptflow.data.history import History
-from ckptflow.data.encoding import Chooser
 from ckptflow.data.scan import Changes, Kind, Runs
 from ckptflow.data.sparsity import Sampler
 from ckptflow.model import ExtentTable, Manifest, PackRef
@@ -239,12 +239,12 @@ def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence
         seen = memory.seen_of(min(cell_bytes, manifest.chunk_bytes), manifest.state_bytes)
         log = cells.get(seen.cell_bytes, ExtentTable.of([]))
         own = digests if region.cells is None else region.cells
-        cells[seen.cell_bytes] = _met(seen, own, _bytes_of(layers, entry.size_bytes), log)
+        cells[seen.cell_bytes] = _met(seen, own, _bytes_of(layers), log)
     memory.commit(manifest, cells)
     return Base(manifest, memory)
 
 
-def _bytes_of(layers: Sequence[ExtentTable], size_bytes: int) -> ExtentTable:
+def _bytes_of(layers: Sequence[ExtentTable]) -> ExtentTable:
     """Return where the bytes of a region lie as they are; those of patterns lie nowhere."""
     bottom, *above = layers
     as_is = (bottom.pack < PACK_MAX) & (bottom.period == 0)

@@ -1,0 +1,113 @@
+"""Encode the frames of a checkpoint and put them as packs.
+
+A frame that is one piece of a region is a view of it, until it is encoded; smaller pieces are
+gathered. A pack is put as a list of frames, never joined. ``tests/unit/test_save.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptflow.data import digest
+from ckptflow.data.deltas import make_delta
+from ckptflow.data.frames import Encoding, Scratch, encode_frame
+from ckptflow.data.pack import HEAD, PackPlan, StoredFrame, encode_table
+from ckptflow.data.ranges import copy_ranges
+from ckptflow.errors import TierError
+from ckptflow.model import LineageId, PackRef
+from ckptflow.store.plan import Plan
+from ckptflow.tiers.tier import Tier
+
+TELLING_BYTES = 1 << 20  # Less is put too quickly to tell how fast a tier is.
+
+
+class Packer:
+    """Encodes and puts the packs of one checkpoint.
+
+    Attributes:
+        packs: those that were put.
+        achieved: plain and stored bytes, by the number of the region, of frames of one region.
+    """
+
+    def __init__(self, tier: Tier, plan: Plan, lineage: LineageId) -> None:
+        self._tier, self._layout, self._prefix = tier, plan.layout, lineage.prefix
+        self.packs: list[PackRef] = []
+        self._states = [diff.region.data for diff in plan.diffs]
+        at_hand, nothing = plan.memory.bytes_at_hand, memoryview(b"")
+        self._parents = [at_hand.get(diff.region.name, nothing) for diff in plan.diffs]
+        self._scratch = Scratch()
+        self._put_bytes, self._put_s = 0, 0.0
+        self.achieved: dict[int, tuple[int, int]] = {}
+
+    @property
+    def put_bytes_per_s(self) -> float | None:
+        """How fast the tier took the packs; ``None`` if there was too little to tell."""
+        return self._put_bytes / self._put_s if self._put_bytes >= TELLING_BYTES else None
+
+    def put(self, number: int, key: str) -> None:
+        """Encode the frames of one pack and put it as a gather list."""
+        plan = self._layout.plan
+        frames = [self._frame(pieces) for pieces in plan.frames_of(number)]
+        table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
+        parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
+        size_bytes, began = sum(len(part) for part in parts), time.monotonic()
+        self._tier.put(f"{self._prefix}/{key}", parts)
+        self._put_s += max(time.monotonic() - began, 1e-9)
+        self._put_bytes += size_bytes
+        pack = PackRef(
+            key=key,
+            size_bytes=size_bytes,
+            plain_bytes=sum(frame.plain_bytes for frame in frames),
+            frame_count=len(frames),
+            table_seal=sealed,
+        )
+        self.packs.append(pack)
+
+    def forget(self) -> None:
+        """Delete the packs of a save that failed before its commit: a full disk needs the room.
+
+        Not after a failed commit: the manifest may have arrived although its answer did not.
+        """
+        for pack in self.packs:
+            with contextlib.suppress(TierError):  # What stays is garbage for the next prune.
+                self._tier.delete(f"{self._prefix}/{pack.key}")
+
+    def _frame(self, pieces: slice) -> StoredFrame:
+        plan = self._layout.plan
+        encoding = self._layout.encodings[int(plan.encoding[pieces.start])]
+        plain = _gather(plan, pieces, self._states)
+        if encoding.op is not None:
+            plain = _delta(plain, _gather(plan, pieces, self._parents), encoding)
+        codec, filter_, word, stored = encode_frame(plain, encoding, self._scratch)
+        first, last = plan.region[pieces.start], plan.region[pieces.stop - 1]
+        if first == last:
+            before = self.achieved.get(int(first), (0, 0))
+            self.achieved[int(first)] = before[0] + len(plain), before[1] + len(stored)
+        return StoredFrame(stored, len(plain), codec, filter_, word)
+
+
+def _delta(new: memoryview, old: memoryview, encoding: Encoding) -> memoryview:
+    assert encoding.op is not None, "only deltas are made of deltas"
+    out = memoryview(bytearray(len(new)))
+    make_delta(new, old, out, op=encoding.op, word_bytes=encoding.op_word)
+    return out
+
+
+def _gather(plan: PackPlan, pieces: slice, sources: Sequence[memoryview]) -> memoryview:
+    """Return the plain bytes of a frame: a view where it is one piece, else a copy."""
+    region, start, length = plan.region[pieces], plan.start[pieces], plan.length[pieces]
+    if len(region) == 1:
+        first = int(start[0])
+        return sources[int(region[0])][first : first + int(length[0])]
+    target = np.cumsum(length, dtype=np.uint64) - length
+    plain = memoryview(bytearray(int(length.sum())))
+    edges = np.flatnonzero(np.diff(region, prepend=-1, append=-1))
+    for a, b in itertools.pairwise(edges.tolist()):
+        source = sources[int(region[a])]
+        copy_ranges(source, plain, start[a:b], target[a:b], length[a:b])
+    return plain

@@ -1,0 +1,129 @@
+"""Plan one checkpoint: diff the state, choose encodings, lay it out, against what is there.
+
+Nothing is written. The memory's logs are extended; who gives up must roll them back.
+``tests/unit/test_save.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptflow.data import merkle
+from ckptflow.data.encoding import Goal
+from ckptflow.errors import NotFoundError
+from ckptflow.model import ExtentTable, LineageId, PackRef, RegionEntry
+from ckptflow.store.changes import find_changes
+from ckptflow.store.choice import choose_encodings, delta_fraction_max
+from ckptflow.store.drafting import RegionEncoding
+from ckptflow.store.duplicates import Verify, without_wrong_duplicates
+from ckptflow.store.layout import Layout, lay_out
+from ckptflow.store.memory import Memory, NamedRegion, RegionDiff
+from ckptflow.tiers.tier import Tier
+
+_log = logging.getLogger("ckptflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one checkpoint will be.
+
+    Attributes:
+        diffs: its regions against the memory.
+        encodings: how the new bytes of each are stored.
+        layout: where every byte will lie.
+        memory: what it goes by.
+        chunk_bytes: unit of digest.
+    """
+
+    diffs: list[RegionDiff]
+    encodings: list[RegionEncoding]
+    layout: Layout
+    memory: Memory
+    chunk_bytes: int
+
+    @property
+    def entries(self) -> tuple[RegionEntry, ...]:
+        """The regions as the manifest names them."""
+        return tuple(
+            RegionEntry(
+                name=diff.region.name,
+                size_bytes=len(diff.region.data),
+                root=merkle.root(diff.changes.chunks),
+                extent_count=len(layers.bottom),
+                deltas=layers.kinds,
+                encoding=encoding.reasons,
+                cell_bytes=0 if diff.cell_bytes == self.chunk_bytes else diff.cell_bytes,
+            )
+            for diff, encoding, layers in zip(
+                self.diffs, self.encodings, self.layout.regions, strict=True
+            )
+        )
+
+    @property
+    def extents(self) -> ExtentTable:
+        """The rows of all regions, as the manifest has them."""
+        return ExtentTable.of([rows for one in self.layout.regions for rows in one.tables])
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Diffs a state and lays it out, against what is still there."""
+
+    tier: Tier
+    lineage: LineageId
+    regions: Sequence[NamedRegion]
+    chunk_bytes: int
+    cell_bytes: int | None
+    goal: Goal
+    verify: Verify
+
+    def plan(self, memory: Memory) -> Plan:
+        """Return the plan, and the memory that it goes by; a new one if the parent is broken.
+
+        Scratch disks are cleaned behind our back, the oldest files first. A delta that names
+        what is gone would be durable and worthless.
+        """
+        while True:
+            try:
+                plan = self._plan(memory)
+            except BaseException:
+                memory.rollback()
+                raise
+            shared = [memory.packs[number] for number in plan.layout.shared]
+            gone = [pack for pack in shared if not _is_there(self.tier, self.lineage, pack)]
+            if not gone:
+                return plan
+            memory.rollback()
+            if memory.of and not set(gone).isdisjoint(memory.of.packs):
+                memory = Memory()
+            else:
+                memory.forget(gone)
+
+    def _plan(self, memory: Memory) -> Plan:
+        diffs = find_changes(
+            self.regions, memory, chunk_bytes=self.chunk_bytes, cell_bytes=self.cell_bytes
+        )
+        diffs, wrong = without_wrong_duplicates(
+            diffs, memory, self.tier, self.lineage, verify=self.verify
+        )
+        if wrong:
+            _log.error(
+                "%s: bytes of %s have the digest of others, but differ: stored as new.",
+                self.lineage,
+                ", ".join(wrong),
+            )
+        cores = len(os.sched_getaffinity(0))
+        encodings = choose_encodings(diffs, memory, goal=self.goal, cores=cores)
+        fraction = delta_fraction_max(self.goal)
+        layout = lay_out(diffs, memory, encodings, delta_fraction_max=fraction)
+        return Plan(diffs, encodings, layout, memory, self.chunk_bytes)
+
+
+def _is_there(tier: Tier, lineage: LineageId, pack: PackRef) -> bool:
+    try:
+        return tier.size(f"{lineage.prefix}/{pack.key}") == pack.size_bytes
+    except NotFoundError:
+        return False
