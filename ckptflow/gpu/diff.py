@@ -286,7 +286,7 @@ class DeviceDiff:
             "out_index": 8 * totals["chunk_counts"], "out_digest": 16 * totals["chunk_counts"],
             "payload": payload_bytes,
         }  # fmt: skip
-        taken = {name: self._room.take(size) for name, size in sizes.items()}
+        taken = self._room.take(sizes)
         values = values | {name: address for name, (address, _) in taken.items()}
         staged = (
             min(payload_bytes, self._arrays["staging"].size_bytes) // cell_bytes * cell_bytes

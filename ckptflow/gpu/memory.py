@@ -6,7 +6,7 @@ In steady state, when no region is new or larger than before, nothing is allocat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ckptflow.data.buffers import Bytes
 from ckptflow.gpu.device import Device, HostMemory, Memory
 
 _ALIGNMENT = 256  # bytes, as much as a device asks for
+_BLOCK_BYTES_MIN = 1 << 20  # of page-locked memory
 
 
 class Arrays:
@@ -68,16 +69,25 @@ class HostRoom:
         self._used_bytes = 0  # of the last block
         self._given_bytes = 0  # of all blocks, since all was taken back
 
-    def take(self, size_bytes: int) -> tuple[int, Bytes]:
-        """Return the address and the bytes of a piece, valid until `take_back`."""
-        rounded = -(-max(size_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        if not self._blocks or self._used_bytes + rounded > self._blocks[-1].size_bytes:
-            self._blocks.append(self._allocate(max(rounded, self._given_bytes)))
+    def take(self, sizes_bytes: Mapping[str, int]) -> dict[str, tuple[int, Bytes]]:
+        """Return address and bytes of one piece for each name, valid until `take_back`."""
+        starts, total = {}, 0
+        for name, size in sizes_bytes.items():
+            starts[name] = total
+            total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if not self._blocks or self._used_bytes + total > self._blocks[-1].size_bytes:
+            self._blocks.append(self._allocate(max(total, self._given_bytes, _BLOCK_BYTES_MIN)))
             self._used_bytes = 0
-        block, start = self._blocks[-1], self._used_bytes
-        self._used_bytes += rounded
-        self._given_bytes += rounded
-        return block.address + start, block.view[start : start + size_bytes]
+        block, first = self._blocks[-1], self._used_bytes
+        self._used_bytes += total
+        self._given_bytes += total
+        return {
+            name: (
+                block.address + first + start,
+                block.view[first + start : first + start + sizes_bytes[name]],
+            )
+            for name, start in starts.items()
+        }
 
     def take_back(self) -> None:
         """Forget all pieces; nothing may write to them any more."""

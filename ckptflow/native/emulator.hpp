@@ -5,8 +5,8 @@
 // device, blocks are shared out over threads of the host, and atomics are real. What a block has
 // in shared memory belongs to the host thread that runs it.
 //
-// With a seed, fibers run in a changing random order and give way at random at every barrier and
-// atomic, so that code which depends on an order shows it. A barrier that some threads never
+// With a seed, warps are held up at random, and fibers change places and give way at random at
+// every barrier and atomic, so that code which depends on an order shows it. A barrier that some threads never
 // reach ends the launch with an error. Not modelled: the weak order of memory, and lock-step
 // within a warp, on which no kernel may rely anyway.
 #pragma once
@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -58,11 +59,49 @@ struct Warp {
     unsigned arrived, generation;
 };
 
+// Stacks for the fibers of a block. They are kept for the next launch, since pages that were never
+// touched cost more than the fibers. All blocks have the same number of threads.
+class Stacks {
+  public:
+    explicit Stacks(size_t bytes) : bytes_(bytes) {
+        const std::lock_guard<std::mutex> lock(mutex());
+        if (!kept().empty()) {
+            start_ = kept().back();
+            kept().pop_back();
+            return;
+        }
+        void *memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        start_ = memory == MAP_FAILED ? nullptr : static_cast<char *>(memory);
+    }
+    ~Stacks() {
+        const std::lock_guard<std::mutex> lock(mutex());
+        if (start_) kept().push_back(start_);
+    }
+    Stacks(const Stacks &) = delete;
+    Stacks &operator=(const Stacks &) = delete;
+
+    char *start() const { return start_; }
+
+  private:
+    static std::mutex &mutex() {
+        static std::mutex one;
+        return one;
+    }
+    static std::vector<char *> &kept() {
+        static std::vector<char *> all;
+        return all;
+    }
+
+    size_t bytes_;
+    char *start_;
+};
+
 // One block while it runs, and everything that the next one can use again.
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    char *stacks = nullptr;
+    Stacks stacks;
     const std::function<void()> *body = nullptr;
     Index block, threads, blocks;
     unsigned live, arrived, generation;
@@ -71,17 +110,9 @@ struct Block {
     uint64_t random;  // 0: no shaking
 
     Block(unsigned block_count, unsigned thread_count)
-        : fibers(thread_count), warps((thread_count + kWarp - 1) / kWarp), block{0},
-          threads{thread_count}, blocks{block_count} {
-        void *memory = mmap(nullptr, thread_count * kStackBytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        stacks = memory == MAP_FAILED ? nullptr : static_cast<char *>(memory);
-    }
-    ~Block() {
-        if (stacks) munmap(stacks, fibers.size() * kStackBytes);
-    }
-    Block(const Block &) = delete;
-    Block &operator=(const Block &) = delete;
+        : fibers(thread_count), warps((thread_count + kWarp - 1) / kWarp),
+          stacks(thread_count * kStackBytes), block{0}, threads{thread_count},
+          blocks{block_count} {}
 
     uint64_t next_random() {
         random ^= random << 13;
@@ -118,7 +149,7 @@ inline void resume(Block &b, unsigned number) {
     if (fiber->started) _longjmp(fiber->state, 1);
     fiber->started = b.moved = true;
     getcontext(&fiber->start);
-    fiber->start.uc_stack.ss_sp = b.stacks + number * kStackBytes;
+    fiber->start.uc_stack.ss_sp = b.stacks.start() + number * kStackBytes;
     fiber->start.uc_stack.ss_size = kStackBytes;
     fiber->start.uc_link = nullptr;
     makecontext(&fiber->start, fiber_main, 0);
@@ -137,14 +168,19 @@ inline bool run_block(Block &b, unsigned number) {
         b.fibers[i].thread.x = i;
         b.fibers[i].started = b.fibers[i].done = false;
     }
+    bool stuck = false;
+    uint64_t asleep = 0;  // warps, one a bit; the same ones for a while, so that others get far
     while (b.live) {
         b.moved = false;
-        const unsigned first = b.random ? b.next_random() % count : 0;
-        const bool backwards = b.random && b.next_random() & 1;
+        if (b.random && b.next_random() % 32 == 0) asleep = b.next_random();
+        if (stuck) asleep = 0;
+        const unsigned turn = b.random ? b.next_random() % count : 0;
         for (unsigned i = 0; i < count; i++) {
-            resume(b, (first + (backwards ? count - i : i)) % count);
+            const unsigned number = i ^ (turn % kWarp);
+            if (!(asleep >> (number / kWarp % 64) & 1)) resume(b, number);
         }
-        if (!b.moved) return false;
+        if (!b.moved && stuck) return false;
+        stuck = !b.moved;
     }
     return true;
 }
@@ -157,7 +193,7 @@ inline bool launch(unsigned blocks, unsigned threads, unsigned workers, uint64_t
         Block block(blocks, threads);
         block.body = &body;
         block.random = seed ? seed * 0x9E3779B97F4A7C15ull + worker + 1 : 0;
-        if (!block.stacks) fine = false;
+        if (!block.stacks.start()) fine = false;
         for (unsigned i; fine && (i = next++) < blocks;) {
             if (!run_block(block, i)) fine = false;
         }

@@ -229,10 +229,10 @@ CK_KERNEL ck_scan_cells(const ckh_u8 *__restrict__ data, ckh_u64 length,
     __shared__ ckh_u64 level1[shape::level1_keys];
     ck_load_keys(shared_keys, keys);
     ck_make_level1_keys(level1, shape::level1_keys);
-    __syncthreads();
+    const ckh_u64 chunks = ck_total(chunk_counts);  // Its barriers also end the loading of keys.
 
     const ck_cells cells = {first_cell, old_cells, old_cell_count, digests, kinds};
-    const ckh_u64 chunks = ck_total(chunk_counts), whole = length / CK_CELL;
+    const ckh_u64 whole = length / CK_CELL;
     const ck_range part = ck_part(chunks);
     const ckh_u64 end = part.end * CK_CELLS_PER_CHUNK;
     const unsigned lane = threadIdx.x % shape::lanes;
@@ -281,10 +281,10 @@ CK_KERNEL ck_scan_cells_any(const ckh_u8 *__restrict__ data, ckh_u64 length,
                             ckh_u64 *__restrict__ cell_counts) {
     __shared__ uint4 shared_keys[CK_KEY_UNITS];
     ck_load_keys(shared_keys, keys);
-    __syncthreads();
+    const ckh_u64 chunks = ck_total(chunk_counts);  // Its barriers also end the loading of keys.
 
     const ck_cells cells = {first_cell, old_cells, old_cell_count, digests, kinds};
-    const ck_range part = ck_part(ck_total(chunk_counts));
+    const ck_range part = ck_part(chunks);
     const ckh_u64 begin = part.begin * CK_CELLS_PER_CHUNK, end = part.end * CK_CELLS_PER_CHUNK;
     ckh_u64 count = 0;
     for (ckh_u64 nth = begin + threadIdx.x / CK_WARP; nth < end; nth += CK_WARPS) {

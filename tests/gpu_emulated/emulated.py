@@ -11,6 +11,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,9 +103,9 @@ class EmulatedDevice:
         self.shape, self.blocks_max, self.seed = shape, blocks_max, seed
         self._kernels = kernels or library(shape)
         self.launched: list[str] = []
-        self.allocations = 0
-        self.allocated_bytes = 0
+        self.allocations: Counter[str] = Counter()
         self.fetched_bytes = 0
+        self.blocks_used = 0  # by the last launch
 
     @contextmanager
     def using(self, array: DeviceArray) -> Iterator[None]:
@@ -113,12 +114,11 @@ class EmulatedDevice:
         yield
 
     def allocate(self, size_bytes: int) -> HostArray:
-        self.allocations += 1
-        self.allocated_bytes += size_bytes
+        self.allocations["device"] += 1
         return HostArray(size_bytes)
 
     def allocate_host(self, size_bytes: int) -> HostArray:
-        self.allocations += 1
+        self.allocations["host"] += 1
         return HostArray(size_bytes)
 
     def zero(self, memory: HostArray) -> None:
@@ -136,6 +136,7 @@ class EmulatedDevice:
 
     def launch(self, launch: Launch) -> None:
         self.launched.append(launch.kernel)
+        self.blocks_used = launch.blocks
         words = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
         result = self._kernels.emulate(
             launch.kernel.encode(),
