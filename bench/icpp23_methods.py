@@ -279,9 +279,14 @@ class Full:
         seconds = {"scan": 0.0, "encode": time.perf_counter() - began}
         return Difference([head, copy.data], len(head), len(copy), 1, 0, seconds)
 
-    def restore(self, read: Callable[[int], bytes], number: int) -> NDArray[np.uint8]:
+    def restore(
+        self, read: Callable[[int], bytes], number: int, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         """Return the state of a checkpoint, given how to read the bytes of each."""
-        return np.frombuffer(read(number), np.uint8)[HEADER.size :].copy()
+        stored = np.frombuffer(read(number), np.uint8)[HEADER.size :]
+        state = np.empty_like(stored) if into is None else into[: len(stored)]
+        np.copyto(state, stored)
+        return state
 
 
 class Basic:
@@ -349,19 +354,21 @@ class Basic:
             len(regions.shift),
         )
 
-    def restore(self, read: Callable[[int], bytes], number: int) -> NDArray[np.uint8]:
+    def restore(
+        self, read: Callable[[int], bytes], number: int, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         """Return the state of a checkpoint, given how to read the bytes of each.
 
-        Reads every one from ``number`` back to the first, as the original does.
+        Reads every one from ``number`` back to the first, as the original does. Memory to
+        restore ``into`` has room for the last chunk as a whole.
         """
-        state: NDArray[np.uint8] | None = None
+        piece = Piece.decode(read(number), self.shape)
+        padded_bytes = piece.leaf_count * self.chunk_bytes
+        state = np.empty(padded_bytes, np.uint8) if into is None else into[:padded_bytes]
+        owner, leaf = np.full(piece.leaf_count, number, np.uint32), np.arange(piece.leaf_count)
         for at in range(number, -1, -1):
-            piece = Piece.decode(read(at), self.shape)
-            if state is None:
-                size_bytes, leaf_count = piece.size_bytes, piece.leaf_count
-                state = np.empty(leaf_count * self.chunk_bytes, np.uint8)
-                owner = np.full(leaf_count, number, np.uint32)
-                leaf = np.arange(leaf_count)
+            if at < number:
+                piece = Piece.decode(read(at), self.shape)
             _resolve(
                 at,
                 (owner, leaf),
@@ -369,8 +376,7 @@ class Basic:
                 piece.data.reshape(-1, self.chunk_bytes),
                 state.reshape(-1, self.chunk_bytes),
             )
-        assert state is not None, "there is a first checkpoint"
-        return state[:size_bytes]
+        return state[: piece.size_bytes]
 
 
 class List(Basic):
