@@ -178,7 +178,8 @@ class Memory:
             cells: per size of cell, a table that covers its log. Packs count through those of
                 the memory so far, then through those that the checkpoint wrote.
         """
-        known = [*self.packs, *manifest.own_packs]
+        # Not its own packs: those of a save before, of the same step, have the same name.
+        known = [*self.packs, *(pack for pack in manifest.packs if pack not in self.packs)]
         used = {
             int(number)
             for table in cells.values()
