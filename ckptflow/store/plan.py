@@ -23,6 +23,8 @@ from ckptflow.store.layout import Layout, lay_out
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff
 from ckptflow.tiers.tier import Tier
 
+THREADS_MAX = 4  # Cores that one save uses; the others belong to the application.
+
 _log = logging.getLogger("ckptflow")
 
 
@@ -86,14 +88,15 @@ class Planner:
         Scratch disks are cleaned behind our back, the oldest files first. A delta that names
         what is gone would be durable and worthless.
         """
+        if self.verify != "off":  # What is compared is read, so it has to be there.
+            memory.forget(self._gone(memory.packs))
         while True:
             try:
                 plan = self._plan(memory)
+                gone = self._gone([memory.packs[number] for number in plan.layout.shared])
             except BaseException:
                 memory.rollback()
                 raise
-            shared = [memory.packs[number] for number in plan.layout.shared]
-            gone = [pack for pack in shared if not _is_there(self.tier, self.lineage, pack)]
             if not gone:
                 return plan
             memory.rollback()
@@ -101,6 +104,9 @@ class Planner:
                 memory = Memory()
             else:
                 memory.forget(gone)
+
+    def _gone(self, packs: Sequence[PackRef]) -> list[PackRef]:
+        return [pack for pack in packs if not _is_there(self.tier, self.lineage, pack)]
 
     def _plan(self, memory: Memory) -> Plan:
         diffs = find_changes(
@@ -115,7 +121,7 @@ class Planner:
                 self.lineage,
                 ", ".join(wrong),
             )
-        cores = len(os.sched_getaffinity(0))
+        cores = min(THREADS_MAX, len(os.sched_getaffinity(0)))
         encodings = choose_encodings(diffs, memory, goal=self.goal, cores=cores)
         fraction = delta_fraction_max(self.goal)
         layout = lay_out(diffs, memory, encodings, delta_fraction_max=fraction)
