@@ -14,7 +14,7 @@ import numpy as np
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
 from ckptflow.data.scan import Kind, Runs, collect_runs, scan
-from ckptflow.data.sparsity import Sampler
+from ckptflow.data.sparsity import Sampler, cell_sizes
 from ckptflow.policy.cells import CellPolicy, Writing
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff, RegionMemory
 from ckptflow.units import MIB
@@ -112,7 +112,10 @@ def _adapted(
 ) -> tuple[Sampler, CellPolicy]:
     """Return how the region is compared next time, after what was seen this time."""
     sampler = (old.sampler if old else None) or Sampler(chunk_bytes)
-    policy = (old.policy if old else None) or CellPolicy(min(diff.cell_bytes, chunk_bytes))
+    # Cells may have been fixed before, at a size that would not be chosen.
+    may_stay = diff.cell_bytes in cell_sizes(chunk_bytes) and diff.cell_bytes < chunk_bytes
+    policy = old.policy if old else None
+    policy = policy or CellPolicy(diff.cell_bytes if may_stay else chunk_bytes)
     chunks = diff.changes.chunks
     changed = np.ones(len(chunks), np.bool_)
     if old:
