@@ -2,7 +2,7 @@
 
 All three return the same bits, so the choice is only one of speed and is made once, at the
 first use: the compiled core where the installation has it, else numba where it is installed,
-else NumPy. ``tests/unit/test_digest.py`` and ``tests/property/test_diff_laws.py`` hold every
+else NumPy. ``tests/unit/test_digest.py`` and ``tests/property/test_digest_laws.py`` hold every
 one of them, and every instruction set of the compiled core, against an oracle of their own.
 """
 
@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 from ckptflow.errors import ConfigError
 
-RunColumns: TypeAlias = tuple[Bytes, U64s, U64s, U64s]  # kind, start, length, pattern
+RunColumns: TypeAlias = tuple[Bytes, U64s, U64s, U64s]  # kind, start, length, ref
 CellColumns: TypeAlias = tuple[U64s, U64s, Bytes, U64s]  # index, digest (n, 2), kind, pattern
 RepeatColumns: TypeAlias = tuple[I64s, I64s, I64s]  # row, period, count
 
@@ -66,21 +66,6 @@ class Kernels(Protocol):
         Where a pair of children is in ``old_children`` at the same place, its parent may be
         taken from ``old_parents``. Both may be empty.
         """
-        ...
-
-    def classify_chunks(
-        self, data: Bytes, chunk_bytes: int, digests: U64s, parent: U64s, kinds: Bytes
-    ) -> int:
-        """Set ``kinds[i]`` to the `ckptflow.data.diff.Kind` of chunk ``i``.
-
-        ``parent`` may have fewer or more digests. Returns how many runs there are.
-        """
-        ...
-
-    def collect_runs(
-        self, data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns
-    ) -> None:
-        """Fill the columns, which have one entry for each run of ``kinds``."""
         ...
 
     def copy_ranges(
@@ -144,7 +129,7 @@ class Kernels(Protocol):
         """Return an empty table."""
         ...
 
-    def collect_cell_runs(
+    def collect_runs(
         self,
         cells: tuple[U64s, Bytes, U64s, U64s],
         cell_bytes: int,

@@ -37,19 +37,12 @@ class NativeKernels:
         _core.digest_chunks(data, chunk_bytes, out, self._variant, _threads_for(data.size))
 
     digest_parents = staticmethod(_core.digest_parents)
-    classify_chunks = staticmethod(_core.classify_chunks)
     copy_ranges = staticmethod(_core.copy_ranges)
     fill_ranges = staticmethod(_core.fill_ranges)
     repeat_ranges = staticmethod(_core.repeat_ranges)
     ranges_equal = staticmethod(_core.ranges_equal)
     make_delta = staticmethod(_core.make_delta)
     apply_delta = staticmethod(_core.apply_delta)
-
-    def collect_runs(
-        self, data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns
-    ) -> None:
-        """See :class:`ckptflow.data.backend.Kernels`."""
-        _core.collect_runs(data, chunk_bytes, kinds, *columns)
 
     def scan(
         self,
@@ -78,7 +71,7 @@ class NativeKernels:
         """See :class:`ckptflow.data.backend.Kernels`."""
         return NativeTable()
 
-    def collect_cell_runs(
+    def collect_runs(
         self,
         cells: tuple[U64s, Bytes, U64s, U64s],
         cell_bytes: int,
@@ -86,7 +79,7 @@ class NativeKernels:
         columns: RunColumns,
     ) -> int:
         """See :class:`ckptflow.data.backend.Kernels`."""
-        return _core.collect_cell_runs(*cells, cell_bytes, size_bytes, *columns)
+        return _core.collect_runs(*cells, cell_bytes, size_bytes, *columns)
 
     def find_repeats(
         self, length: U64s, source: U64s, pack: U32s, columns: RepeatColumns

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numba
 import numpy as np
 
 from ckptflow.data import kernels_numpy_scan
-from ckptflow.data.backend import CellColumns, RunColumns
+from ckptflow.data.backend import CellColumns
 from ckptflow.data.buffers import Bytes, U64s
 from ckptflow.data.ckh128 import FINAL_FACTORS, LEVEL1_START, STREAM_STEP, level0_keys
 from ckptflow.data.kernels_numpy import (
     apply_delta,
-    collect_cell_runs,
+    collect_runs,
     copy_ranges,
     digest_table,
     fill_ranges,
@@ -32,8 +32,6 @@ from ckptflow.data.kernels_numpy import (
 
 __all__ = [
     "apply_delta",
-    "classify_chunks",
-    "collect_cell_runs",
     "collect_runs",
     "copy_ranges",
     "digest_chunks",
@@ -52,7 +50,6 @@ if sys.byteorder != "little":
 
 VERSION = numba.__version__
 
-_Region: TypeAlias = tuple[U64s, int, int]  # its whole pairs of words, bytes, chunk_bytes
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -73,7 +70,6 @@ _TAG_LEAF, _TAG_NODE = np.uint64(0x6C656166), np.uint64(0x6E6F6465)
 _STEP, _START = np.uint64(STREAM_STEP), np.uint64(LEVEL1_START)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _F0, _F1, _F2, _F3, _F4, _F5, _F6, _F7 = (np.uint64(factor) for factor in FINAL_FACTORS)
-_SAME, _DATA, _FILL = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
 def digest_chunks(data: Bytes, chunk_bytes: int, out: U64s) -> None:
@@ -92,20 +88,6 @@ def digest_chunks(data: Bytes, chunk_bytes: int, out: U64s) -> None:
 def digest_parents(children: U64s, old_children: U64s, old_parents: U64s, out: U64s) -> None:
     """See :class:`ckptflow.data.backend.Kernels`."""
     _digest_parents(children, old_children, old_parents, out)
-
-
-def classify_chunks(
-    data: Bytes, chunk_bytes: int, digests: U64s, parent: U64s, kinds: Bytes
-) -> int:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    pairs = data[: len(data) // 8 * 8].view(np.uint64)
-    return int(_classify_chunks((pairs, len(data), chunk_bytes), digests, parent, kinds))
-
-
-def collect_runs(data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns) -> None:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    pairs = data[: len(data) // 8 * 8].view(np.uint64)
-    _collect_runs((pairs, len(data), chunk_bytes), kinds, columns)
 
 
 def scan(
@@ -218,50 +200,3 @@ def _digest_parents(children: U64s, old_children: U64s, old_parents: U64s, out: 
                 children[right, 1],
                 _TAG_NODE,
             )
-
-
-@_compiled
-def _is_fill(words: U64s) -> bool:
-    for i in range(1, len(words)):  # noqa: SIM110 - a loop is what numba compiles well.
-        if words[i] != words[0]:
-            return False
-    return True
-
-
-@_compiled
-def _classify_chunks(region: _Region, digests: U64s, parent: U64s, kinds: Bytes) -> int:
-    pairs, length, chunk_bytes = region
-    runs = 0
-    last_pattern = np.uint64(0)
-    for i in range(len(digests)):
-        start = i * chunk_bytes
-        size = min(chunk_bytes, length - start)
-        pattern = np.uint64(0)
-        kind = _DATA
-        if i < len(parent) and _same(digests, parent, i):
-            kind = _SAME
-        elif size % 8 == 0 and _is_fill(pairs[start // 8 : (start + size) // 8]):
-            kind = _FILL
-            pattern = pairs[start // 8]
-        if i == 0 or kind != kinds[i - 1] or pattern != last_pattern:
-            runs += 1
-        kinds[i] = kind
-        last_pattern = pattern
-    return runs
-
-
-@_compiled
-def _collect_runs(region: _Region, kinds: Bytes, columns: RunColumns) -> None:
-    pairs, length, chunk_bytes = region
-    out_kind, out_start, out_length, out_pattern = columns
-    run = -1
-    for i in range(len(kinds)):
-        start = i * chunk_bytes
-        pattern = pairs[start // 8] if kinds[i] == _FILL else np.uint64(0)
-        if i == 0 or kinds[i] != kinds[i - 1] or pattern != out_pattern[run]:
-            run += 1
-            out_kind[run] = kinds[i]
-            out_start[run] = start
-            out_length[run] = 0
-            out_pattern[run] = pattern
-        out_length[run] += np.uint64(min(chunk_bytes, length - start))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ckptflow.data import kernels_numpy_scan
-from ckptflow.data.backend import CellColumns, DigestTable, RunColumns
-from ckptflow.data.buffers import Bytes, Indices, U64s
+from ckptflow.data.backend import CellColumns, DigestTable
+from ckptflow.data.buffers import Bytes, U64s
 from ckptflow.data.ckh128 import (
     BLOCK_BYTES,
     FINAL_FACTORS,
@@ -29,12 +29,10 @@ from ckptflow.data.kernels_numpy_ranges import (
     ranges_equal,
     repeat_ranges,
 )
-from ckptflow.data.kernels_numpy_scan import collect_cell_runs, find_repeats
+from ckptflow.data.kernels_numpy_scan import collect_runs, find_repeats
 
 __all__ = [
     "apply_delta",
-    "classify_chunks",
-    "collect_cell_runs",
     "collect_runs",
     "copy_ranges",
     "digest_chunks",
@@ -50,7 +48,6 @@ __all__ = [
 
 VERSION = np.__version__
 
-_SAME, _DATA, _FILL = 0, 1, 2
 _PIECE_BYTES = 256 << 10
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -81,29 +78,6 @@ def digest_parents(children: U64s, old_children: U64s, old_parents: U64s, out: U
     out[: len(pairs)][changed] = _final(pairs[changed], 0, TAG_NODE)
     if len(children) % 2:
         out[-1] = children[-1]
-
-
-def classify_chunks(
-    data: Bytes, chunk_bytes: int, digests: U64s, parent: U64s, kinds: Bytes
-) -> int:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    common = min(len(digests), len(parent))
-    same = (digests[:common] == parent[:common]).all(axis=1)
-    kinds[:] = _DATA
-    kinds[:common][same] = _SAME
-    kinds[_fills(data, chunk_bytes, np.flatnonzero(kinds == _DATA))] = _FILL
-    return int(_run_starts(kinds, _patterns(data, chunk_bytes, kinds)).size)
-
-
-def collect_runs(data: Bytes, chunk_bytes: int, kinds: Bytes, columns: RunColumns) -> None:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    kind, start, length, pattern = columns
-    patterns = _patterns(data, chunk_bytes, kinds)
-    first = _run_starts(kinds, patterns)
-    kind[:] = kinds[first]
-    start[:] = first * chunk_bytes
-    length[:] = np.diff(start, append=np.uint64(len(data)))
-    pattern[:] = patterns[first]
 
 
 def scan(
@@ -183,38 +157,3 @@ def _final(sums: U64s, length: int, tag: int) -> U64s:
 
 def _swap_halves(x: U64s) -> U64s:
     return x << _HALF | x >> _HALF
-
-
-def _fills(data: Bytes, chunk_bytes: int, chunks: Indices) -> Indices:
-    """Return those of ``chunks`` (numbers) whose bytes repeat with period 8."""
-    full = len(data) // chunk_bytes
-    pairs = data[: full * chunk_bytes].view("<u8").reshape(full, chunk_bytes // 8)
-    likely = chunks[chunks < full]
-    likely = likely[pairs[likely, 0] == pairs[likely, 1]]
-    rows = max(1, _PIECE_BYTES // chunk_bytes)
-    repeats = np.empty(len(likely), np.bool_)
-    for first in range(0, len(likely), rows):
-        piece = pairs[likely[first : first + rows]]
-        repeats[first : first + rows] = (piece == piece[:, :1]).all(axis=1)
-    found: Indices = likely[repeats]
-    tail = data[full * chunk_bytes :]
-    if len(tail) and len(tail) % 8 == 0 and len(chunks) and chunks[-1] == full:
-        words = tail.view("<u8")
-        if (words == words[0]).all():
-            found = np.append(found, full)
-    return found
-
-
-def _patterns(data: Bytes, chunk_bytes: int, kinds: Bytes) -> U64s:
-    """Return for each chunk its pattern if it is a fill, else 0."""
-    patterns = np.zeros(len(kinds), np.uint64)
-    fills = np.flatnonzero(kinds == _FILL)
-    starts = fills[:, np.newaxis] * chunk_bytes + np.arange(8)
-    patterns[fills] = data[starts].view("<u8")[:, 0]
-    return patterns
-
-
-def _run_starts(kinds: Bytes, patterns: U64s) -> Indices:
-    begins = np.ones(len(kinds), np.bool_)
-    begins[1:] = (kinds[1:] != kinds[:-1]) | (patterns[1:] != patterns[:-1])
-    return np.flatnonzero(begins)

@@ -151,7 +151,7 @@ def _keys(digests: U64s) -> list[bytes]:
     return [text[start : start + 16] for start in range(0, len(text), 16)]
 
 
-def collect_cell_runs(
+def collect_runs(
     cells: tuple[U64s, Bytes, U64s, U64s], cell_bytes: int, size_bytes: int, columns: RunColumns
 ) -> int:
     """See :class:`ckptflow.data.backend.Kernels`."""

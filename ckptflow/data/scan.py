@@ -196,7 +196,7 @@ def collect_runs(changes: Changes, kinds: Bytes, ids: U64s, size_bytes: int) -> 
     kind = np.empty(count, np.uint8)
     start, length, ref = (np.empty(count, np.uint64) for _ in range(3))
     cells = (changes.index, kinds, changes.pattern, ids)
-    found = kernels().collect_cell_runs(
+    found = kernels().collect_runs(
         cells, changes.cell_bytes, size_bytes, (kind, start, length, ref)
     )
     # Copies, because most runs have many cells: the room for one a cell is given back.

@@ -9,24 +9,6 @@ def digest_chunks(
 def digest_parents(
     children: U64s, old_children: U64s, old_parents: U64s, out: U64s, /
 ) -> None: ...
-def classify_chunks(
-    data: Bytes,
-    chunk_bytes: int,
-    digests: U64s,
-    parent: U64s,
-    kinds: Bytes,
-    /,
-) -> int: ...
-def collect_runs(
-    data: Bytes,
-    chunk_bytes: int,
-    kinds: Bytes,
-    kind: Bytes,
-    start: U64s,
-    length: U64s,
-    pattern: U64s,
-    /,
-) -> None: ...
 def copy_ranges(
     source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s, /
 ) -> None: ...
@@ -78,7 +60,7 @@ def find_or_add(
     /,
 ) -> tuple[int, int]: ...
 def fill_table(log: U64s, slots: U64s, /) -> None: ...
-def collect_cell_runs(
+def collect_runs(
     index: U64s,
     kinds: Bytes,
     pattern: U64s,

@@ -1,6 +1,6 @@
-// What changed: chunks against their parent's digests, runs of equal chunks, tree levels.
+// What a diff is made of: regions and their digests, fills, runs, and the levels of a tree.
 //
-// ckptflow/data/diff.py and merkle.py say what these mean; the NumPy and numba versions beside
+// ckptflow/data/scan.py and merkle.py say what these mean; the NumPy and numba versions beside
 // them return the same bits. No function here allocates, throws or touches Python.
 #pragma once
 
@@ -43,53 +43,11 @@ static inline bool is_fill(const ckh_u8 *bytes, std::size_t length) {
            std::memcmp(bytes, bytes + 8, length - 8) == 0;
 }
 
-// Fills `kinds` and returns into how many runs collect_runs() will put them.
-static inline std::size_t classify_chunks(Region region, Digests digests, Digests parent,
-                                          ckh_u8 *kinds) {
-    std::size_t runs = 0;
-    ckh_u64 last_pattern = 0;
-    for (std::size_t i = 0; i < digests.count; i++) {
-        const ckh_u8 *chunk = region.bytes + i * region.chunk_bytes;
-        ckh_u8 kind = kData;
-        ckh_u64 pattern = 0;
-        if (i < parent.count && digests.same(i, parent)) {
-            kind = kSame;
-        } else if (is_fill(chunk, region.chunk_length(i))) {
-            kind = kFill;
-            pattern = load_pair(chunk);
-        }
-        kinds[i] = kind;
-        runs += i == 0 || kind != kinds[i - 1] || pattern != last_pattern;
-        last_pattern = pattern;
-    }
-    return runs;
-}
-
+// Of each run: its kind, where it is, and the pattern of a fill or else its first number.
 struct RunColumns {
     ckh_u8 *kind;
-    ckh_u64 *start, *length, *pattern;
+    ckh_u64 *start, *length, *ref;
 };
-
-// Joins neighbours of one kind and, for fills, one pattern. Chunks are multiples of 8 bytes, so
-// a pattern goes on in phase from one chunk to the next. Returns false if there are not exactly
-// `runs` of them, as when somebody wrote to the region since they were counted.
-static inline bool collect_runs(Region region, const ckh_u8 *kinds, std::size_t runs,
-                                RunColumns out) {
-    std::size_t run = 0;
-    for (std::size_t i = 0, start = 0; start < region.length; i++, start += region.chunk_bytes) {
-        const ckh_u64 pattern = kinds[i] == kFill ? load_pair(region.bytes + start) : 0;
-        if (i == 0 || kinds[i] != kinds[i - 1] || pattern != out.pattern[run - 1]) {
-            if (run == runs) return false;
-            out.kind[run] = kinds[i];
-            out.start[run] = start;
-            out.length[run] = 0;
-            out.pattern[run] = pattern;
-            run++;
-        }
-        out.length[run - 1] += region.chunk_length(i);
-    }
-    return run == runs;
-}
 
 // One level of a tree from the level below; an odd last node goes up unchanged. Where both
 // children are as in the older tree the older parent is taken: reading it is cheaper.

@@ -144,8 +144,8 @@ struct ChangedCells {
 
 // Joins changed cells of a region of `length` bytes to runs; there is room for one run a cell.
 // Returns how many there are.
-static inline std::size_t collect_cell_runs(ChangedCells cells, ckh_u64 cell_bytes, ckh_u64 length,
-                                            RunColumns out) {
+static inline std::size_t collect_runs(ChangedCells cells, ckh_u64 cell_bytes, ckh_u64 length,
+                                       RunColumns out) {
     std::size_t runs = 0;
     for (std::size_t i = 0; i < cells.count; i++) {
         const ckh_u64 start = cells.index[i] * cell_bytes, rest = length - start;
@@ -153,7 +153,7 @@ static inline std::size_t collect_cell_runs(ChangedCells cells, ckh_u64 cell_byt
             out.kind[runs] = cells.kind[i];
             out.start[runs] = start;
             out.length[runs] = 0;
-            out.pattern[runs] = cells.ref(i);
+            out.ref[runs] = cells.ref(i);
             runs++;
         }
         out.length[runs - 1] += rest < cell_bytes ? rest : cell_bytes;

@@ -12,52 +12,6 @@ using namespace core;
 
 ckh::Digests digests_in(const Buffer &buffer) { return {buffer.u64(), buffer.digest_count()}; }
 
-PyObject *classify_chunks(PyObject *, PyObject *args) {
-    Buffer data, digests, parent, kinds;
-    Py_ssize_t chunk_bytes;
-    if (!PyArg_ParseTuple(args, "O&nO&O&O&", Buffer::read, &data, &chunk_bytes, Buffer::read,
-                          &digests, Buffer::read, &parent, Buffer::write, &kinds)) {
-        return nullptr;
-    }
-    if (!is_chunk_size(chunk_bytes)) return refuse(kBadChunkSize);
-    const auto chunk = static_cast<std::size_t>(chunk_bytes);
-    const std::size_t count = chunk_count(data.bytes(), chunk);
-    if (!digests.holds_u64(2 * count) || kinds.bytes() != count || !parent.holds_digests()) {
-        return refuse("digests and kinds must have one entry for each chunk");
-    }
-    std::size_t runs;
-    Py_BEGIN_ALLOW_THREADS;
-    runs = ckh::classify_chunks({data.u8(), data.bytes(), chunk}, digests_in(digests),
-                                digests_in(parent), kinds.u8());
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromSize_t(runs);
-}
-
-PyObject *collect_runs(PyObject *, PyObject *args) {
-    Buffer data, kinds, kind, start, length, pattern;
-    Py_ssize_t chunk_bytes;
-    if (!PyArg_ParseTuple(args, "O&nO&O&O&O&O&", Buffer::read, &data, &chunk_bytes, Buffer::read,
-                          &kinds, Buffer::write, &kind, Buffer::write, &start, Buffer::write,
-                          &length, Buffer::write, &pattern)) {
-        return nullptr;
-    }
-    if (!is_chunk_size(chunk_bytes)) return refuse(kBadChunkSize);
-    const auto chunk = static_cast<std::size_t>(chunk_bytes);
-    const std::size_t count = chunk_count(data.bytes(), chunk);
-    const ckh::Region region{data.u8(), data.bytes(), chunk};
-    if (kinds.bytes() != count || !start.holds_u64(kind.bytes()) ||
-        !length.holds_u64(kind.bytes()) || !pattern.holds_u64(kind.bytes())) {
-        return refuse("kinds must have one entry for each chunk, the columns one for each run");
-    }
-    bool fits;
-    Py_BEGIN_ALLOW_THREADS;
-    fits = ckh::collect_runs(region, kinds.u8(), kind.bytes(),
-                             {kind.u8(), start.u64(), length.u64(), pattern.u64()});
-    Py_END_ALLOW_THREADS;
-    if (!fits) return refuse("there are not as many runs as the columns have entries");
-    Py_RETURN_NONE;
-}
-
 PyObject *scan(PyObject *, PyObject *args) {
     Buffer data, old_chunks, old_cells, chunks, index, digest, kind, pattern;
     Py_ssize_t chunk_bytes, cell_bytes, variant, threads;
@@ -148,7 +102,7 @@ PyObject *fill_table(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-PyObject *collect_cell_runs(PyObject *, PyObject *args) {
+PyObject *collect_runs(PyObject *, PyObject *args) {
     Buffer index, kinds, pattern, ids, kind, start, length, ref;
     unsigned long long cell_bytes, size_bytes;
     if (!PyArg_ParseTuple(args, "O&O&O&O&KKO&O&O&O&", Buffer::read, &index, Buffer::read, &kinds,
@@ -165,9 +119,9 @@ PyObject *collect_cell_runs(PyObject *, PyObject *args) {
     }
     std::size_t runs;
     Py_BEGIN_ALLOW_THREADS;
-    runs = ckh::collect_cell_runs({index.u64(), kinds.u8(), pattern.u64(), ids.u64(), count},
-                                  cell_bytes, size_bytes,
-                                  {kind.u8(), start.u64(), length.u64(), ref.u64()});
+    runs = ckh::collect_runs({index.u64(), kinds.u8(), pattern.u64(), ids.u64(), count},
+                             cell_bytes, size_bytes,
+                             {kind.u8(), start.u64(), length.u64(), ref.u64()});
     Py_END_ALLOW_THREADS;
     return PyLong_FromSize_t(runs);
 }
@@ -199,12 +153,10 @@ PyObject *find_repeats(PyObject *, PyObject *args) {
 }
 
 PyMethodDef methods[] = {
-    {"classify_chunks", classify_chunks, METH_VARARGS, "Compare chunks with their parent."},
-    {"collect_runs", collect_runs, METH_VARARGS, "Join chunks of one kind to runs."},
     {"scan", scan, METH_VARARGS, "Digest a region and list its changed cells."},
     {"find_or_add", find_or_add, METH_VARARGS, "Number digests in the order they were first seen."},
     {"fill_table", fill_table, METH_VARARGS, "Enter all digests of a log into an empty table."},
-    {"collect_cell_runs", collect_cell_runs, METH_VARARGS, "Join changed cells to runs."},
+    {"collect_runs", collect_runs, METH_VARARGS, "Join changed cells to runs."},
     {"find_repeats", find_repeats, METH_VARARGS, "Find rows that repeat rows before them."},
     {nullptr, nullptr, 0, nullptr},
 };

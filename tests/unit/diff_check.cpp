@@ -68,7 +68,7 @@ int check_history(Found &found, std::size_t cell, std::size_t length) {
     }
     Column<ckh_u64> start(found.count), run_length(found.count), ref(found.count);
     Column<ckh_u8> kind(found.count);
-    const std::size_t runs = ckh::collect_cell_runs(
+    const std::size_t runs = ckh::collect_runs(
         {found.index.data(), found.kind.data(), found.pattern.data(), ids.data(), found.count},
         cell, length, {kind.data(), start.data(), run_length.data(), ref.data()});
     for (std::size_t i = 0; i < runs; i++) wrong += start[i] + run_length[i] > length;

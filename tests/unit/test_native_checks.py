@@ -118,11 +118,11 @@ def test_fill_table(core: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("short", range(8))
-def test_collect_cell_runs(core: ModuleType, short: int) -> None:
+def test_collect_runs(core: ModuleType, short: int) -> None:
     columns = [u64(2), bytearray(2), u64(2), u64(2), bytearray(2), u64(2), u64(2), u64(2)]
     columns[short] = columns[short][:1]
     with pytest.raises(ValueError, match="one aligned entry for each cell"):
-        core.collect_cell_runs(*columns[:4], 16, 64, *columns[4:])
+        core.collect_runs(*columns[:4], 16, 64, *columns[4:])
 
 
 @pytest.mark.parametrize("short", range(6))
