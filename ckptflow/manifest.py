@@ -39,7 +39,7 @@ COMPACT, FILTERS = "compact-extents", "frame-filters"
 FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it writes.
 
 _LEVEL, _LEVEL_LARGE = 12, 3  # Of zstd: what is small costs no time either way.
-_LARGE_BYTES = 1 << 18
+_LARGE_BYTES = 1 << 15
 _HEAD = struct.Struct("<8sIIQQ")
 _SECTION_BYTES_MAX = 1 << 33  # What a damaged length may make us allocate, at the most.
 

@@ -47,6 +47,7 @@ DELTA_GAIN_MIN = 1.25
 UNKNOWN_SINK_BYTES_PER_S = 0.5e9
 
 NEAR = 0.02  # Differences below this share are within the accuracy of the samples.
+HARD_LEVEL = 19
 SPARSE = 0.15  # Share of words that are not zero, below which a list of them is tried.
 
 Goal: TypeAlias = Literal["auto", "small"]
@@ -145,9 +146,10 @@ def measure(
     parents: Sequence[BufferLike] | None,
     item_bytes: int,
     *,
+    hard: bool = False,
     clock: Clock = time.thread_time,
 ) -> tuple[Candidate, ...]:
-    """Return what encodings achieve on the samples, `AS_IT_IS` first.
+    """Return what encodings achieve on the samples, `AS_IT_IS` first; ``hard`` adds zstd-19.
 
     Not every encoding is tried. One shuffle with zstd-1 screens the samples as they are and as
     deltas. The better delta goes on if it is smaller than no delta, no delta goes on if it is
@@ -175,7 +177,7 @@ def measure(
         ]
         screens = _promising(screens[0], max(of_ops, key=lambda found: found.ratio))
     for screen in screens:
-        _refine(trials, screen.encoding, screen.ratio)
+        _refine(trials, screen.encoding, screen.ratio, levels=(3, HARD_LEVEL) if hard else (3,))
     return (AS_IT_IS, *trials.table)
 
 
@@ -258,6 +260,7 @@ class Chooser:
         sink_bytes_per_s: float | None,
         cores: int,
         goal: Goal,
+        hard: bool = False,
     ) -> Choice:
         """Return the choice for a region; `achieved` should follow.
 
@@ -269,11 +272,13 @@ class Chooser:
             sink_bytes_per_s: see `choose`.
             cores: see `choose`.
             goal: see `choose`.
+            hard: whether to try zstd-19, which takes hundreds of times as long as zstd-1.
         """
         with self._lock:
             known = self._known.get((key, has_parent))
         if known is None or known.uses >= self._every or known.item_bytes != item_bytes:
-            known = _Known(measure(*take(), item_bytes, clock=self._clock), item_bytes)
+            table = measure(*take(), item_bytes, hard=hard, clock=self._clock)
+            known = _Known(table, item_bytes)
         found = decide(known.table, sink_bytes_per_s=sink_bytes_per_s, cores=cores, goal=goal)
         with self._lock:
             if found.encoding != known.encoding:
@@ -367,13 +372,16 @@ class _Trials:
         return result, min(times)
 
 
-def _refine(trials: _Trials, start: Encoding, screened: float) -> None:
+def _refine(
+    trials: _Trials, start: Encoding, screened: float, *, levels: Sequence[int]
+) -> None:
     """Try the filters and codecs that are left for one kind of delta.
 
     Args:
         trials: where to run them.
         start: the encoding that it was screened with.
         screened: the ratio that this gave.
+        levels: of zstd, to be tried with the best filter.
     """
     word = start.word or 1
     bare = trials.run(replace(start, filter=Filter.NONE, word=0)).ratio if start.word else 0.0
@@ -393,7 +401,8 @@ def _refine(trials: _Trials, start: Encoding, screened: float) -> None:
         (found for found in trials.table if found.encoding.op == start.op),
         key=lambda found: found.ratio,
     )
-    trials.run(replace(best.encoding, codec=Codec.ZSTD, level=3))
+    for level in levels:
+        trials.run(replace(best.encoding, codec=Codec.ZSTD, level=level))
 
 
 def _promising(without: Candidate, delta: Candidate) -> list[Candidate]:

@@ -20,9 +20,11 @@ from ckptflow.model import ExtentTable
 from ckptflow.policy.cells import Writing
 from ckptflow.store.drafting import RegionEncoding
 from ckptflow.store.memory import Memory, RegionDiff
-from ckptflow.units import KIB
+from ckptflow.units import KIB, MIB
 
-SAMPLED_BYTES_MIN = 64 * KIB  # Less new data of a region is encoded as most data is best.
+# Less new data of a region than this is encoded as most data is best.
+SAMPLED_BYTES_MIN: dict[Goal, int] = {"auto": 64 * KIB, "small": 1 * KIB}
+HARD_BYTES_MAX = 16 * MIB  # Of new data that the slowest level of zstd is tried on.
 USUAL = Encoding(Codec.ZSTD, 1)
 
 # A restore reads every delta besides the bytes it changes. With the goal "auto" all deltas of a
@@ -30,7 +32,7 @@ USUAL = Encoding(Codec.ZSTD, 1)
 DELTA_FRACTION_AUTO = 0.25
 DELTA_FRACTION_SMALL = 4.0
 
-SMALL_BYTES_PER_S = 1e8  # For who wants few bytes, storage is slow.
+SMALL_BYTES_PER_S, FAST_BYTES_PER_S = 1e8, 1e9  # For who wants few bytes, storage is slow.
 
 
 def delta_fraction_max(goal: Goal) -> float:
@@ -55,7 +57,8 @@ def choose_encodings(
 def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> RegionEncoding:
     new = diff.runs.kind == Kind.NEW
     start, length = diff.runs.start_bytes[new], diff.runs.length_bytes[new]
-    if int(length.sum()) < SAMPLED_BYTES_MIN:
+    new_bytes = int(length.sum())
+    if new_bytes < SAMPLED_BYTES_MIN[goal]:
         return RegionEncoding(USUAL)
     region, data = diff.region, diff.region.data
     parent = memory.bytes_at_hand.get(region.name)
@@ -75,6 +78,7 @@ def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> Regi
         sink_bytes_per_s=memory.put_bytes_per_s,
         cores=cores,
         goal=goal,
+        hard=goal == "small" and new_bytes <= HARD_BYTES_MAX,
     )
     reasons = " ".join([f"{choice.encoding}:", *choice.reasons])
     if choice.encoding.op is None:
@@ -126,11 +130,9 @@ def writings_of(
     goal: Goal,
 ) -> list[Writing]:
     """Return how each region was written, for the choice of its cells."""
-    speed = (
-        SMALL_BYTES_PER_S
-        if goal == "small"
-        else memory.put_bytes_per_s or Writing().bytes_per_s
-    )
+    speed = memory.put_bytes_per_s or Writing().bytes_per_s
+    # What is written must also be copied outward, and kept: no tier makes bytes free.
+    speed = SMALL_BYTES_PER_S if goal == "small" else min(speed, FAST_BYTES_PER_S)
     nothing = 1, 1
     return [
         Writing(

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ckptflow.data import digest
 from ckptflow.data.deltas import make_delta
-from ckptflow.data.frames import Encoding, Scratch, encode_frame
+from ckptflow.data.frames import RAW, Encoding, Scratch, encode_frame
 from ckptflow.data.pack import HEAD, PackPlan, StoredFrame, encode_table
 from ckptflow.data.ranges import copy_ranges
 from ckptflow.errors import TierError
 from ckptflow.model import LineageId, PackRef
-from ckptflow.store.plan import Plan
+from ckptflow.store.plan import THREADS_MAX, Plan
 from ckptflow.tiers.tier import Tier
 
 TELLING_BYTES = 1 << 20  # Less is put too quickly to tell how fast a tier is.
@@ -40,7 +43,9 @@ class Packer:
         self._states = [diff.region.data for diff in plan.diffs]
         at_hand, nothing = plan.memory.bytes_at_hand, memoryview(b"")
         self._parents = [at_hand.get(diff.region.name, nothing) for diff in plan.diffs]
-        self._scratch = Scratch()
+        self._threads = min(THREADS_MAX, len(os.sched_getaffinity(0)))
+        self._scratch = threading.local()
+        self._lock = threading.Lock()
         self._put_bytes, self._put_s = 0, 0.0
         self.achieved: dict[int, tuple[int, int]] = {}
 
@@ -52,7 +57,12 @@ class Packer:
     def put(self, number: int, key: str) -> None:
         """Encode the frames of one pack and put it as a gather list."""
         plan = self._layout.plan
-        frames = [self._frame(pieces) for pieces in plan.frames_of(number)]
+        all_pieces = plan.frames_of(number)
+        if len(all_pieces) > 1 and any(one != RAW for one in self._layout.encodings):
+            with ThreadPoolExecutor(self._threads, "ckptflow-encode") as pool:
+                frames = list(pool.map(self._frame, all_pieces))
+        else:
+            frames = [self._frame(pieces) for pieces in all_pieces]
         table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
         parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
         size_bytes, began = sum(len(part) for part in parts), time.monotonic()
@@ -83,11 +93,15 @@ class Packer:
         plain = _gather(plan, pieces, self._states)
         if encoding.op is not None:
             plain = _delta(plain, _gather(plan, pieces, self._parents), encoding)
-        codec, filter_, word, stored = encode_frame(plain, encoding, self._scratch)
+        scratch = getattr(self._scratch, "own", None)
+        if scratch is None:
+            scratch = self._scratch.own = Scratch()
+        codec, filter_, word, stored = encode_frame(plain, encoding, scratch)
         first, last = plan.region[pieces.start], plan.region[pieces.stop - 1]
         if first == last:
-            before = self.achieved.get(int(first), (0, 0))
-            self.achieved[int(first)] = before[0] + len(plain), before[1] + len(stored)
+            with self._lock:
+                before = self.achieved.get(int(first), (0, 0))
+                self.achieved[int(first)] = before[0] + len(plain), before[1] + len(stored)
         return StoredFrame(stored, len(plain), codec, filter_, word)
 
 
