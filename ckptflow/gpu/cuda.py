@@ -21,6 +21,8 @@ from ckptflow.gpu.plan import Launch, Shape
 
 BLOCKS_PER_MULTIPROCESSOR = 3  # That many with 80 registers for each thread fit at once.
 
+_LEGACY_STREAM, _PER_THREAD_STREAM = (0, 1), 2  # not addresses but names of default streams
+
 
 class _Memory:
     """Memory of CuPy's pool for devices, or for the host."""
@@ -111,14 +113,21 @@ class CudaDevice:
         self._require_here(array)
         cupy = self._cupy
         with cupy.cuda.Device(self._number):
-            if array.stream is None:
-                stream = cupy.cuda.get_current_stream()
-            else:
-                stream = cupy.cuda.Stream.from_external(_Foreign(array.stream))
+            stream = self._stream_of(array)
             if stream.ptr != self._stream.ptr:
                 stream.wait_event(self._stream.record())  # Our own earlier work comes first.
             self._stream = stream
             yield
+
+    def _stream_of(self, array: DeviceArray) -> Any:
+        streams = self._cupy.cuda.Stream
+        if array.stream is None:
+            return self._cupy.cuda.get_current_stream()
+        if array.stream in _LEGACY_STREAM:
+            return streams.null
+        if array.stream == _PER_THREAD_STREAM:
+            return streams.ptds
+        return streams.from_external(_Foreign(array.stream))
 
     def _require_here(self, array: DeviceArray) -> None:
         if array.device != self._number:
