@@ -86,18 +86,19 @@ def plan_packs(
     A piece of `GATHER_BYTES` or more becomes frames of its own, which are views on the region;
     runs of smaller ones share frames, into which they are gathered. Frames hold up to
     `FRAME_BYTES`, packs about `PACK_BYTES`. A frame begins after a piece whose length is no
-    multiple of 8, so that cuts never go through a word; a pack begins where a piece does, so
-    that no small piece is cut by it.
+    multiple of 8, so that cuts never go through a word; a pack begins, with a frame, where a
+    piece does, so that no small piece is cut by it.
     """
     if not len(length):
         none, zero = np.empty(0, np.intp), np.empty(0, np.uint64)
         return PackPlan(none, zero, zero, none, none, none, np.zeros(1, np.uint64))
     large, odd = length >= GATHER_BYTES, length % np.uint64(8) != 0
-    breaks = large[1:] | large[:-1] | odd[:-1] | (encoding[1:] != encoding[:-1])
+    stream = starts_of(length)
+    full = stream[1:] // np.uint64(PACK_BYTES) != stream[:-1] // np.uint64(PACK_BYTES)
+    breaks = large[1:] | large[:-1] | odd[:-1] | full | (encoding[1:] != encoding[:-1])
     new_segment = np.concatenate([[True], breaks])
     heads = np.flatnonzero(new_segment)
     segment = np.cumsum(new_segment) - 1
-    stream = starts_of(length)
     position = stream - stream[heads][segment]
     piece, skipped, size = split(position, length, FRAME_BYTES)
     block = (position[piece] + skipped) // np.uint64(FRAME_BYTES)
