@@ -82,14 +82,14 @@ def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> Regi
     )
     reasons = " ".join([f"{choice.encoding}:", *choice.reasons])
     if choice.encoding.op is None:
-        return RegionEncoding(choice.encoding, None, reasons)
+        return RegionEncoding(choice.encoding, None, reasons, choice.ratio)
     plain = decide(
         [candidate for candidate in choice.table if candidate.encoding.op is None],
         sink_bytes_per_s=memory.put_bytes_per_s,
         cores=cores,
         goal=goal,
     )
-    return RegionEncoding(plain.encoding, choice.encoding, reasons)
+    return RegionEncoding(plain.encoding, choice.encoding, reasons, plain.ratio)
 
 
 def _samples(start: U64, length: U64, item_bytes: int) -> list[tuple[int, int]]:

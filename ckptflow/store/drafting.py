@@ -21,6 +21,7 @@ from ckptflow.model import FILL, KEEP, DeltaLayer, DeltaOp, ExtentTable
 from ckptflow.store.memory import Memory, RegionDiff, Seen
 from ckptflow.store.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
 from ckptflow.store.repeats import fold
+from ckptflow.store.short_runs import NO_CELL, without_short_runs
 
 LAYERS_MAX = 8  # Delta layers of a region; every restore pays for each.
 
@@ -35,11 +36,13 @@ class RegionEncoding:
         plain: as they are.
         delta: as deltas on the parent's bytes; ``None`` if that does not pay.
         reasons: a sentence for people; empty if nothing had to be chosen.
+        ratio: plain over stored bytes, expected.
     """
 
     plain: Encoding
     delta: Encoding | None = None
     reasons: str = ""
+    ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ class Drafting:
 
     def _take(self, number: int, diff: RegionDiff) -> None:
         """Draft what the runs of one region ask for."""
-        runs, fresh = diff.runs, self._fresh[number]
+        ratio, fresh = self._region_encodings[number].ratio, self._fresh[number]
+        runs = without_short_runs(diff.runs, ratio=ratio)
         fill, known, new = (runs.kind == kind for kind in (Kind.FILL, Kind.KNOWN, Kind.NEW))
         rows = ExtentTable(runs.length_bytes[fill], runs.ref[fill], _all(fill.sum(), FILL))
         fresh.add(runs.start_bytes[fill], rows)
@@ -127,7 +131,8 @@ class Drafting:
         if seen is None:
             self._write(number, start, length)
             return
-        log = seen.position(ref)
+        has_cell = ref != NO_CELL
+        log = np.where(has_cell, seen.position(ref), NO_CELL)
         of, skipped, rows = look_up(
             seen.extended(LOG), seen.position(runs.ref[known]), runs.length_bytes[known]
         )
@@ -142,8 +147,9 @@ class Drafting:
         log = np.concatenate([log, log_lost])
         order = np.argsort(start)
         start, length, log = start[order], length[order], log[order]
-        written = self._write(number, start, length)
-        self._met.setdefault(diff.cell_bytes, _Scattered()).add(log, written)
+        written, has_cell = self._write(number, start, length), log != NO_CELL
+        met = self._met.setdefault(diff.cell_bytes, _Scattered())
+        met.add(log[has_cell], written.take(has_cell))
 
     def encoding_of(self, number: int, *, delta: bool = False) -> int:
         """Return the number of the encoding of a region; regions of one share frames."""
