@@ -103,6 +103,11 @@ class CudaDevice:
         """How many blocks the device can run at once."""
         return int(self._blocks_max)
 
+    @property
+    def stream(self) -> Any:
+        """The stream, as CuPy has it, on which work is queued now."""
+        return self._stream
+
     @contextmanager
     def using(self, array: DeviceArray) -> Iterator[None]:
         """Work on the device and the stream of ``array``; later work follows it there.
