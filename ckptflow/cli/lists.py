@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckptflow.cli import naming, output
+from ckptflow.cli import naming, output, regions
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.data.leaves import shown
@@ -65,11 +65,14 @@ def ls(
 def show(
     name: Annotated[str, typer.Argument(help="RUN/TASK for the newest, or RUN/TASK@STEP.")],
     *,
+    reasons: Annotated[
+        bool, typer.Option("--reasons", help="Say why each region was encoded as it was.")
+    ] = False,
     store: StoreOption = None,
     site: SiteOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: its origin, arrays and values."""
+    """Show one checkpoint: its origin, arrays and values, and how they are stored."""
     tiers = naming.open_store(store, site)
     lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
     stored = StoredArrays(lineage, lineage.manifest(found), note=output.note)
@@ -79,8 +82,13 @@ def show(
         for name, spec in stored.specs.items()
     ]
     output.show(
-        {**facts, "arrays": arrays, "values": stored.plain},
-        lambda console: _print_checkpoint(console, stored, facts),
+        {
+            **facts,
+            "arrays": arrays,
+            "values": stored.plain,
+            **regions.document(stored.manifest),
+        },
+        lambda console: _print_checkpoint(console, stored, facts, reasons=reasons),
         as_json=json_output,
     )
 
@@ -188,7 +196,9 @@ def _facts(stored: StoredArrays, void: bool, tiers: list[str]) -> dict[str, Any]
     }
 
 
-def _print_checkpoint(console: Console, stored: StoredArrays, facts: dict[str, Any]) -> None:
+def _print_checkpoint(
+    console: Console, stored: StoredArrays, facts: dict[str, Any], *, reasons: bool
+) -> None:
     head = output.table("", "")
     head.show_header = False
     for name, value in facts.items():
@@ -217,6 +227,7 @@ def _print_checkpoint(console: Console, stored: StoredArrays, facts: dict[str, A
         console.print(table)
         if len(values) > VALUES_MAX:
             console.print(f"and {len(values) - VALUES_MAX} more; --json has all")
+    regions.print_regions(console, stored.manifest, reasons=reasons)
 
 
 def _bytes(size_bytes: int | None) -> str:
