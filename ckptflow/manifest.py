@@ -41,7 +41,13 @@ FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it 
 _LEVEL, _LEVEL_LARGE = 12, 3  # Of zstd: what is small costs no time either way.
 _LARGE_BYTES = 1 << 15
 _HEAD = struct.Struct("<8sIIQQ")
-_SECTION_BYTES_MAX = 1 << 33  # What a damaged length may make us allocate, at the most.
+_SECTION_BYTES_MAX = 1 << 33  # What a wrong length may make us allocate, at the most,
+_ZSTD_RATIO_MAX = 1 << 17  # and per byte of the section: a block of zstd gives no more.
+_COUNT_MAX = (1 << 63) - 1
+_NONSENSE = (
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
+    *(struct.error, zstandard.ZstdError),
+)  # What reading something else than was agreed on may raise.
 
 
 def seal(data: bytes | memoryview) -> bytes:
@@ -97,7 +103,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
         _check_features(document, where)
         compact = COMPACT in document["features"]
         return _manifest(document, _decode_extents(table) if compact else _plain_extents(table))
-    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+    except _NONSENSE as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
@@ -177,27 +183,16 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
     parent = document["parent"]
     manifest = Manifest(
         lineage=LineageId(document["run"], document["task"]),
-        id=CheckpointId(document["step"], document["attempt"]),
+        id=CheckpointId(_count(document["step"]), _count(document["attempt"])),
         parent=CheckpointId.of_manifest(parent) if parent else None,
-        kind=document["kind"],
-        created=document["created"],
-        writer=document["writer"],
+        kind=_text(document["kind"]),
+        created=_text(document["created"]),
+        writer=_text(document["writer"]),
         metrics={name: _float(value) for name, value in document["metrics"].items()},
         root=bytes.fromhex(document["root"]),
-        chunk_bytes=document["chunk"],
+        chunk_bytes=_chunk_bytes(document["chunk"]),
         packs=tuple(_pack(pack) for pack in document["packs"]),
-        regions=tuple(
-            RegionEntry(
-                region["name"],
-                region["bytes"],
-                bytes.fromhex(region["root"]),
-                region["extents"],
-                tuple(_read_layer(layer) for layer in region.get("deltas", ())),
-                str(region.get("encoding", "")),
-                _cell_bytes(region.get("cell", 0), document["chunk"]),
-            )
-            for region in document["regions"]
-        ),
+        regions=tuple(_region(region, document["chunk"]) for region in document["regions"]),
         extents=extents,
         structure=document["structure"],
     )
@@ -210,11 +205,43 @@ def _pack(entry: dict[str, Any]) -> PackRef:
         raise ValueError(f"{entry['key']!r} is not the key of a pack")
     return PackRef(
         key=entry["key"],
-        size_bytes=entry["bytes"],
-        plain_bytes=entry["plain"],
-        frame_count=entry["frames"],
+        size_bytes=_count(entry["bytes"]),
+        plain_bytes=_count(entry["plain"]),
+        frame_count=_count(entry["frames"]),
         table_seal=bytes.fromhex(entry["table"]),
     )
+
+
+def _region(entry: dict[str, Any], chunk: int) -> RegionEntry:
+    return RegionEntry(
+        name=_text(entry["name"]),
+        size_bytes=_count(entry["bytes"]),
+        root=bytes.fromhex(entry["root"]),
+        extent_count=_count(entry["extents"]),
+        deltas=tuple(_read_layer(layer) for layer in entry.get("deltas", ())),
+        encoding=_text(entry.get("encoding", "")),
+        cell_bytes=_cell_bytes(_count(entry.get("cell", 0)), chunk),
+    )
+
+
+def _count(value: Any) -> int:
+    # JSON has also true, 1.0 and 1e99, which Python would take for numbers of things.
+    if type(value) is not int or not 0 <= value <= _COUNT_MAX:
+        raise ValueError(f"{value!r} is no number of things")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    value.encode()  # JSON can also say halves of surrogate pairs, which no text has.
+    return value
+
+
+def _chunk_bytes(value: Any) -> int:
+    if _count(value) < 16 or value % 8:
+        raise ValueError(f"chunks cannot have {value} bytes")
+    return int(value)
 
 
 def _cell_bytes(cell: int, chunk: int) -> int:
@@ -224,15 +251,13 @@ def _cell_bytes(cell: int, chunk: int) -> int:
 
 
 def _read_layer(entry: dict[str, Any]) -> DeltaLayer:
-    if entry["word"] not in {1, 2, 4, 8}:
+    if _count(entry["word"]) not in {1, 2, 4, 8}:
         raise ValueError(f"a delta has words of {entry['word']!r} bytes")
-    return DeltaLayer(entry["extents"], DeltaOp(entry["op"]), entry["word"])
+    return DeltaLayer(_count(entry["extents"]), DeltaOp(entry["op"]), entry["word"])
 
 
 def _check_extents(manifest: Manifest) -> None:
     table = manifest.extents
-    if any(count < 0 for region in manifest.regions for count in region.row_counts):
-        raise ValueError("a region has less than no extents")
     if len(table) != sum(sum(region.row_counts) for region in manifest.regions):
         raise ValueError("the extent table and the region table disagree")
     for region, layers in zip(manifest.regions, manifest.region_layers(), strict=True):
@@ -343,7 +368,7 @@ def _plain_extents(data: bytes) -> ExtentTable:
 
 def _decompress(data: memoryview) -> bytes:
     size_bytes = zstandard.frame_content_size(data)
-    if not 0 <= size_bytes <= _SECTION_BYTES_MAX:
+    if not 0 <= size_bytes <= min(_SECTION_BYTES_MAX, len(data) * _ZSTD_RATIO_MAX):
         raise ValueError(f"a section claims {size_bytes} bytes")
     if size_bytes == 0:
         return b""

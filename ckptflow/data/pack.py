@@ -214,8 +214,9 @@ def decode_table(
     offset[1:] += np.cumsum(records["stored"], dtype=np.int64)
     plain_start = np.zeros(frame_count + 1, np.int64)
     np.cumsum(records["plain"], out=plain_start[1:])
-    too_big = records["plain"].max(initial=0) > FRAME_PLAIN_MAX
-    if offset[-1] + len(tail) != size_bytes or too_big:
+    sizes = records["plain"]
+    impossible = sizes.max(initial=0) > FRAME_PLAIN_MAX or sizes.min(initial=1) == 0
+    if offset[-1] + len(tail) != size_bytes or impossible:
         raise CorruptionError(f"The frames of pack {where} do not fill it: it is damaged.")
     columns = (records[name].copy() for name in ("codec", "filter", "word", "digest"))
     return FrameTable(offset, plain_start, *columns)
