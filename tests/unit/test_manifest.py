@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -13,10 +14,14 @@ import pytest
 import zstandard
 
 from ckptflow import manifest as manifest_file
+from ckptflow import varint
 from ckptflow.errors import CorruptionError, FormatError
 from ckptflow.model import (
     FILL,
+    KEEP,
     CheckpointId,
+    DeltaLayer,
+    DeltaOp,
     ExtentTable,
     LineageId,
     Manifest,
@@ -27,10 +32,15 @@ from ckptflow.model import (
 HEAD_BYTES = 32
 
 
-def extents(*rows: tuple[int, int, int]) -> ExtentTable:
-    length, source, pack = zip(*rows, strict=True) if rows else ((), (), ())
+def extents(*rows: tuple[int, ...]) -> ExtentTable:
+    """Rows of length, source, pack, and maybe a period."""
+    whole = [(*row, 0)[:4] for row in rows]
+    length, source, pack, period = zip(*whole, strict=True) if rows else ((), (), (), ())
     return ExtentTable(
-        np.array(length, np.uint64), np.array(source, np.uint64), np.array(pack, np.uint32)
+        np.array(length, np.uint64),
+        np.array(source, np.uint64),
+        np.array(pack, np.uint32),
+        np.array(period, np.uint64),
     )
 
 
@@ -54,9 +64,21 @@ MANIFEST = Manifest(
         RegionEntry("model/läyer", 2**40 + 10, b"a" * 16, 3),
         RegionEntry("empty", 0, b"b" * 16, 0),
         RegionEntry("rng", 16, b"c" * 16, 1),
+        RegionEntry(
+            "weights",
+            100,
+            b"d" * 16,
+            2,
+            (DeltaLayer(3, DeltaOp.SUB, 4), DeltaLayer(1, DeltaOp.XOR, 8)),
+            "sub4+zstd-1: half the bytes",
+            32,
+        ),
     ),
     extents=extents(
-        (2**40, 5, 1), (2, 2**64 - 1, FILL), (8, 100, 0), (16, 0x0102030405060708, FILL)
+        *((2**40, 5, 1), (2, 2**64 - 1, FILL), (8, 100, 0), (16, 0x0102030405060708, FILL)),
+        *((80, 40, 0, 24), (20, 3, 1)),  # The bottom of the weights,
+        *((32, 0, KEEP), (64, 2**41 - 64, 1), (4, 0, KEEP)),  # a delta on it,
+        (100, 800, 0),  # and one on that.
     ),
     structure=["dict", "k", 1, "text", "ünïcode", "none", None],
 )
@@ -115,11 +137,17 @@ def test_metrics_that_are_not_finite_come_back() -> None:
 def test_own_packs_are_those_that_this_checkpoint_wrote() -> None:
     assert [pack.key for pack in MANIFEST.own_packs] == [MANIFEST.packs[1].key]
     assert MANIFEST.written_bytes == 2**40
-    assert MANIFEST.state_bytes == 2**40 + 26
+    assert MANIFEST.state_bytes == 2**40 + 126
 
 
-def test_extents_are_shared_out_among_the_regions() -> None:
-    assert [[len(rows) for rows in layers] for layers in MANIFEST.region_layers()] == [[3], [0], [1]]
+def test_extents_are_shared_out_among_the_regions_and_their_layers() -> None:
+    counts = [[len(rows) for rows in layers] for layers in MANIFEST.region_layers()]
+    assert counts == [[3], [0], [1], [2, 3, 1]]
+
+
+def test_rows_take_of_their_pack_what_they_repeat() -> None:
+    table = MANIFEST.region_layers()[3]
+    assert [rows.extent.tolist() for rows in table] == [[24, 20], [0, 64, 0], [100]]
 
 
 def test_every_flipped_bit_shows() -> None:
@@ -204,6 +232,16 @@ NONSENSE = [
     _region(extents=2),
     _region(extents=2**70),
     _region(root="xyz"),
+    _region(name=7),
+    _region(name="\ud800"),
+    _region(encoding=["zstd"]),
+    _region(bytes=10.0),
+    lambda document: document.update(metrics=[1]),
+    lambda document: document.update(chunk=12),
+    lambda document: document.update(chunk="64"),
+    lambda document: document.update(step=True),
+    lambda document: document["packs"][0].update(plain=-1),
+    lambda document: document["packs"][0].update(frames=1e3),
     lambda document: document.update(run="../up"),
     lambda document: document.update(packs=document["packs"][:1]),
     lambda document: document.update(packs={"a": 1}),
@@ -247,8 +285,150 @@ def test_sections_that_cannot_be_read(sections: tuple[bytes, bytes]) -> None:
 
 def test_a_table_that_is_not_made_of_rows() -> None:
     data = manifest_file.encode(MANIFEST)
-    with pytest.raises(FormatError, match="the extent table has 79 bytes"):
+    with pytest.raises(FormatError, match="the columns do not fill the extent table"):
         decode(rebuilt(document_of(data), table_of(data)[:-1]))
+
+
+def _columns(data: bytes) -> list[bytes]:
+    table = table_of(data)
+    edges = [40, *itertools.accumulate(struct.unpack_from("<5Q", table), initial=40)][1:]
+    return [table[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def _table(columns: list[bytes]) -> bytes:
+    return struct.pack("<5Q", *map(len, columns)) + b"".join(columns)
+
+
+def test_the_columns_are_those_of_the_format_page() -> None:
+    """Spelled out, for one region of each kind of row; `-1` is 1 in zigzag, and 2 is 4."""
+    rows = extents((8, 5, 0), (8, 77, FILL), (24, 12, 0, 8), (4, 20, 0))
+    region = RegionEntry("r", 44, b"a" * 16, 4)
+    data = manifest_file.encode(replace(MANIFEST, regions=(region,), extents=rows))
+    assert _columns(data) == [b"\2\0\2\2", b"\x08\x08\x18\4", b"\x0a\1\0", b"\x4d", b"\0\x08\0"]
+
+
+@pytest.mark.parametrize(
+    ("number", "column", "message"),
+    [
+        (0, b"\2\2", "columns of the extent table have different lengths"),
+        (0, varint.encode(np.array([2**32 - 1] * 10, np.uint64)), "of an impossible number"),
+        (1, b"\1", "columns of the extent table have different lengths"),
+        (1, b"", "columns of the extent table have different lengths"),
+        (2, b"", "columns of the extent table have different lengths"),
+        (2, b"\x80", "a column of integers is cut short"),
+        (3, b"\1" * 10, "columns of the extent table have different lengths"),
+        (4, b"\0", "columns of the extent table have different lengths"),
+        (4, b"\xff" * 10 + b"\1", "an integer has more than 64 bits"),
+    ],
+)
+def test_columns_that_do_not_fit_each_other(number: int, column: bytes, message: str) -> None:
+    data = manifest_file.encode(MANIFEST)
+    columns = _columns(data)
+    columns[number] = column
+    with pytest.raises(FormatError, match=message):
+        decode(rebuilt(document_of(data), _table(columns)))
+
+
+def test_a_table_shorter_than_its_head() -> None:
+    data = manifest_file.encode(MANIFEST)
+    with pytest.raises(FormatError, match="does not follow format version 1"):
+        decode(rebuilt(document_of(data), table_of(data)[:20]))
+
+
+def test_a_table_without_compact_extents_is_read() -> None:
+    """As version 1 wrote it before there were repeats and delta layers."""
+    old = replace(MANIFEST, regions=MANIFEST.regions[:3], extents=MANIFEST.extents.rows(0, 4))
+    document = {**document_of(manifest_file.encode(old)), "features": []}
+    table = old.extents
+    before = np.concatenate([np.zeros(1, np.uint64), (table.source + table.length)[:-1]])
+    columns = [table.length.tobytes(), (table.source - before).tobytes(), table.pack.tobytes()]
+    assert decode(rebuilt(document, b"".join(columns))) == old
+    with pytest.raises(FormatError, match="the extent table has 79 bytes"):
+        decode(rebuilt(document, b"".join(columns)[:-1]))
+
+
+BAD_ROWS = [
+    ([(16, 0, 2)], "names a pack that is not in the list"),
+    ([(8, 0, 0), (9, 8, 0)], "do not cover it"),
+    ([(8, 0, 0)], "do not cover it"),
+    ([(16, 890, 0)], "reaches past the end of its pack"),
+    ([(16, 2**64 - 8, 0)], "reaches past the end of its pack"),
+    ([(16, 899, 0, 2)], "reaches past the end of its pack"),
+    ([(16, 0, 0, 17)], "the period of an extent is longer than the extent"),
+    ([(16, 0, KEEP)], "is on the wrong layer"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD_ROWS)
+def test_rows_that_cannot_be(rows: list[tuple[int, ...]], message: str) -> None:
+    region = RegionEntry("r", 16, b"a" * 16, len(rows))
+    data = manifest_file.encode(replace(MANIFEST, regions=(region,), extents=extents(*rows)))
+    with pytest.raises(FormatError, match=message):
+        decode(data)
+
+
+BAD_DELTAS = [
+    ([(16, 0, FILL)], "is on the wrong layer"),
+    ([(16, 0, 0, 8)], "is on the wrong layer"),
+    ([(8, 0, 0)], "do not cover it"),
+    ([(8, 0, KEEP), (16, 0, KEEP)], "do not cover it"),
+    ([(16, 0, 9)], "names a pack that is not in the list"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD_DELTAS)
+def test_delta_rows_that_cannot_be(rows: list[tuple[int, ...]], message: str) -> None:
+    layer = DeltaLayer(len(rows), DeltaOp.XOR, 4)
+    region = RegionEntry("r", 16, b"a" * 16, 1, (layer,))
+    table = extents((16, 0, 0), *rows)
+    data = manifest_file.encode(replace(MANIFEST, regions=(region,), extents=table))
+    with pytest.raises(FormatError, match=message):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"word": 3}, "a delta has words of 3 bytes"),
+        ({"word": 16}, "a delta has words of 16 bytes"),
+        ({"word": True}, "True is no number of things"),
+        ({"op": "add"}, "'add' is not a valid DeltaOp"),
+        ({"op": None}, "None is not a valid DeltaOp"),
+        ({"extents": -1}, "-1 is no number of things"),
+        ({"extents": 2}, "the extent table and the region table disagree"),
+    ],
+)
+def test_layers_that_nobody_knows(change: dict[str, Any], message: str) -> None:
+    data = manifest_file.encode(MANIFEST)
+    document = document_of(data)
+    document["regions"][3]["deltas"][0].update(change)
+    with pytest.raises(FormatError, match=message):
+        decode(rebuilt(document, table_of(data)))
+
+
+@pytest.mark.parametrize("cell", [8, 20, 48, 100, 2**70, "32", 1.5])
+def test_cells_that_cannot_be(cell: object) -> None:
+    """Chunks have 64 bytes here: smaller cells divide them, larger ones are multiples."""
+    data = manifest_file.encode(MANIFEST)
+    document = document_of(data)
+    document["regions"][3]["cell"] = cell
+    with pytest.raises(FormatError, match="does not follow format version 1"):
+        decode(rebuilt(document, table_of(data)))
+
+
+@pytest.mark.parametrize("cell", [0, 16, 32, 64, 128, 640])
+def test_cells_that_can_be(cell: int) -> None:
+    data = manifest_file.encode(MANIFEST)
+    document = document_of(data)
+    document["regions"][3]["cell"] = cell
+    assert decode(rebuilt(document, table_of(data))).regions[3].cell_bytes == cell
+
+
+def test_a_section_cannot_claim_more_than_zstd_can_give() -> None:
+    """The head of a zstd frame with a content size of 8 GiB, and nothing that gives them."""
+    claim = bytes.fromhex("28b52ffde0") + struct.pack("<Q", 1 << 33) + bytes(20)
+    with pytest.raises(FormatError, match="a section claims 8589934592 bytes"):
+        decode(rebuilt(None, sections=(claim, zstandard.compress(b""))))
 
 
 def test_lengths_that_wrap_around_do_not_cover_a_region() -> None:
