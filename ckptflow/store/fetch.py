@@ -29,8 +29,8 @@ from ckptflow.model import FILL, DeltaLayer, ExtentTable, LineageId, Manifest, P
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB, MIB
 
-DIRECT_BYTES = 64 * KIB  # Raw extents from this size on are read straight into place.
-GAP_BYTES = 32 * KIB  # Smaller than any direct extent: see `fill`.
+DIRECT_BYTES = 64 * KIB  # Raw stretches from this size on are read straight into place.
+GAP_BYTES = 32 * KIB  # What one read may read over: see `fill`.
 READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
 
 _Task: TypeAlias = "tuple[Pack, Callable[[Tier], None]]"
@@ -73,24 +73,26 @@ def fill(
     Raises:
         CorruptionError: some pack, or with ``check_frames`` some frame, has no sound copy.
 
-    Direct reads come first. They also read what lies between two extents of a pack, if that
-    is short: one read costs less than two. So stale bytes get into short gaps, which belong
-    to small pieces and patterns; those are written afterwards. No gap is as long as the
-    extents that are read directly, so none of these is ever overwritten.
+    The packs that most of the state lies in come first. They are read in long stretches,
+    straight into place, with what lies between two pieces if that is short: one read costs less
+    than two. So stale bytes get into the gaps; what belongs there comes from other packs, and
+    is written afterwards. No two of the first packs lie in one stretch of a region.
     """
     for depth in range(max((len(entry.row_counts) for entry in manifest.regions), default=0)):
         layer = _Layer.of(manifest, depth)
-        direct: list[_Task] = []
-        scattered: list[_Task] = []
+        first: list[_Task] = []
+        then: list[_Task] = []
+        main = set() if layer.deltas or check_frames else layer.main_packs(len(packs))
         for number, pack in enumerate(packs):
             pieces = layer.pieces_in(number)
             if not len(pieces.region):
                 continue
-            tasks = _tasks(pack, pieces, buffers, layer.deltas, check_frames=check_frames)
-            direct += tasks[0]
-            scattered += tasks[1]
-        for tasks_of_a_kind in (direct, scattered):
-            for _ in pool.map(lambda task: task[0].first_sound(task[1]), tasks_of_a_kind):
+            way = _Way(GAP_BYTES if number in main else 0, layer.deltas, check_frames)
+            direct, scattered = _tasks(pack, pieces, buffers, way)
+            (first if number in main else then).extend(direct)
+            then += scattered
+        for tasks in (first, then):
+            for _ in pool.map(lambda task: task[0].first_sound(task[1]), tasks):
                 pass
         _fill_patterns(layer, buffers)
 
@@ -126,6 +128,31 @@ class _Layer:
             {n: manifest.regions[n].deltas[depth - 1] for n in numbers} if depth else {},
         )
 
+    def main_packs(self, count: int) -> set[int]:
+        """Return packs that hold most of the state, no two in one stretch of a region."""
+        rows = np.flatnonzero(self.rows.pack < count)
+        rows = rows[np.lexsort((self.region[rows], self.rows.pack[rows]))]
+        pack, region = self.rows.pack[rows], self.region[rows]
+        first, end = self.start[rows], self.start[rows] + self.rows.length[rows]
+        begins = (np.diff(pack, prepend=count) != 0) | (np.diff(region, prepend=-1) != 0)
+        heads = np.flatnonzero(begins)
+        if not len(heads):
+            return set()
+        low, high = np.minimum.reduceat(first, heads), np.maximum.reduceat(end, heads)
+        live = np.bincount(pack, weights=self.rows.extent[rows], minlength=count)
+        main: set[int] = set()
+        taken: dict[int, list[tuple[int, int]]] = {}
+        for number in np.argsort(-live).tolist():
+            spans = [
+                (int(region[heads[i]]), int(low[i]), int(high[i]))
+                for i in np.flatnonzero(pack[heads] == number)
+            ]
+            if all(h <= a or b <= low_ for r, low_, h in spans for a, b in taken.get(r, ())):
+                main.add(number)
+                for r, low_, h in spans:
+                    taken.setdefault(r, []).append((low_, h))
+        return main
+
     def pieces_in(self, pack: int) -> _Pieces:
         """Return what has to be read of one pack, sorted by where it lies there."""
         which = np.flatnonzero(self.rows.pack == pack)
@@ -149,35 +176,46 @@ def _fill_patterns(layer: _Layer, buffers: Sequence[memoryview]) -> None:
         repeat_ranges(target, layer.start[part], period, length)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How pieces of a pack are brought to their places.
+
+    Attributes:
+        gap_bytes: what a direct read may read over.
+        deltas: as in `_Layer`.
+        check_frames: as in `fill`.
+    """
+
+    gap_bytes: int
+    deltas: Mapping[int, DeltaLayer]
+    check_frames: bool
+
+
 def _tasks(
-    pack: Pack,
-    pieces: _Pieces,
-    buffers: Sequence[memoryview],
-    deltas: Mapping[int, DeltaLayer],
-    *,
-    check_frames: bool,
+    pack: Pack, pieces: _Pieces, buffers: Sequence[memoryview], way: _Way
 ) -> tuple[list[_Task], list[_Task]]:
     """Return what brings pieces of one pack to where they belong: directly, and by scratch."""
     frames = pack.frames()
     frame, pieces = _split_at_frames(pieces, frames)
-    is_direct = (
-        frames.is_plain[frame]
-        & (pieces.length >= np.uint64(DIRECT_BYTES))
-        & (not check_frames)
-        & (not deltas)
-    )
-    shift = (frames.offset - frames.plain_start)[frame[is_direct]]
-    direct: list[_Task] = [
-        (pack, _direct_read(pack, buffers[region][start : start + length], offset))
-        for region, start, offset, length in _joined_reads(pieces.rows(is_direct), shift)
-    ]
+    plain = np.flatnonzero(frames.is_plain[frame])
+    if way.check_frames or way.deltas:
+        plain = plain[:0]
+    shift = (frames.offset - frames.plain_start)[frame[plain]]
+    is_direct = np.zeros(len(frame), np.bool_)
+    direct: list[_Task] = []
+    for group, read in _joined_reads(pieces.rows(plain), shift, way.gap_bytes):
+        is_direct[plain[group]] = True
+        region, start, offset, length = read
+        for done in range(0, length, READ_BYTES):
+            target = buffers[region][start + done : start + min(done + READ_BYTES, length)]
+            direct.append((pack, _direct_read(pack, target, offset + done)))
     rest, frame = pieces.rows(~is_direct), frame[~is_direct]
     scattered: list[_Task] = []
     for group in _groups(frame):
         number, part = int(frame[group.start]), rest.rows(group)
-        read = _frame_read(pack, frames, number, check=check_frames)
-        place = partial(_place_deltas, deltas=deltas) if deltas else _place
-        scattered.append((pack, partial(read, part, partial(place, part, buffers))))
+        read_frame = _frame_read(pack, frames, number, check=way.check_frames)
+        place = partial(_place_deltas, deltas=way.deltas) if way.deltas else _place
+        scattered.append((pack, partial(read_frame, part, partial(place, part, buffers))))
     return direct, scattered
 
 
@@ -197,9 +235,12 @@ def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.in
 
 
 def _joined_reads(
-    pieces: _Pieces, shift: NDArray[np.int64]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (region, start, offset in the object, length) of reads up to `READ_BYTES`."""
+    pieces: _Pieces, shift: NDArray[np.int64], gap_bytes: int
+) -> Iterator[tuple[slice, tuple[int, int, int, int]]]:
+    """Yield pieces for which one direct read pays, and that read.
+
+    It is (region, start, offset in the object, length); pieces are sorted by source.
+    """
     start, length = pieces.start.astype(np.int64), pieces.length.astype(np.int64)
     offset, end = pieces.source.astype(np.int64) + shift, start + length
     gap = start[1:] - end[:-1]
@@ -207,17 +248,17 @@ def _joined_reads(
         (pieces.region[1:] == pieces.region[:-1])
         & (offset[1:] - start[1:] == offset[:-1] - start[:-1])
         & (gap >= 0)
-        & (gap <= GAP_BYTES)
+        & (gap <= gap_bytes)
     )
-    for group in _edges_to_slices(np.flatnonzero(~follows) + 1, len(length)):
-        first, total = int(start[group.start]), int(end[group.stop - 1] - start[group.start])
-        for done in range(0, total, READ_BYTES):
-            yield (
-                int(pieces.region[group.start]),
-                first + done,
-                int(offset[group.start]) + done,
-                min(READ_BYTES, total - done),
-            )
+    heads = np.concatenate(
+        [np.zeros(min(1, len(start)), np.intp), np.flatnonzero(~follows) + 1]
+    )
+    last = np.append(heads[1:], len(start))[: len(heads)] - 1
+    total = end[last] - start[heads]
+    for i in np.flatnonzero(total >= DIRECT_BYTES).tolist():
+        first = int(heads[i])
+        read = int(pieces.region[first]), int(start[first]), int(offset[first]), int(total[i])
+        yield slice(first, int(last[i]) + 1), read
 
 
 def _direct_read(pack: Pack, target: memoryview, offset: int) -> Callable[[Tier], None]:
