@@ -127,12 +127,13 @@ class DeviceDiff:
         device: with kernels for the sizes of chunks and cells that are wanted.
         history_limit: ids that the history keeps after a commit. When there are more, the
             older half is forgotten.
+        first_id: the first id to give, after a restart say.
 
     Raises:
         ConfigError: the limit is not positive.
     """
 
-    def __init__(self, device: Device, *, history_limit: int) -> None:
+    def __init__(self, device: Device, *, history_limit: int, first_id: int = 0) -> None:
         if history_limit < 1:
             raise ConfigError(f"history_limit must be at least 1 cell, got {history_limit}.")
         self._device, self._limit = device, history_limit
@@ -143,7 +144,8 @@ class DeviceDiff:
         self._room = HostRoom(device.allocate_host)
         self._last_copy: Done | None = None
         self._numbers = 0  # given to cells since the last commit
-        self._first_id = self._next_id = self._committed_id = 0
+        self._first_id = self._next_id = self._committed_id = first_id
+        self._spoiled = False  # A diff broke off, and the table may hold some of its cells.
         self._prepare()
 
     @property
@@ -179,10 +181,11 @@ class DeviceDiff:
         stream has begun. It may be changed by work that is queued on that stream later.
 
         Raises:
-            StateError: it is not contiguous memory of this device, or the region was
-                compared already and the diff is neither committed nor rolled back.
+            StateError: it is not contiguous memory of this device; or the region was
+                compared already, or a diff broke off, and there was no commit or rollback.
             ConfigError: it has too many cells.
         """
+        self._require_whole()
         if region in self._pending:
             raise StateError(
                 f"The region {region!r} was compared already; call commit() or rollback() "
@@ -197,14 +200,21 @@ class DeviceDiff:
                 "between two commits. Use larger cells."
             )
         with self._device.using(source):
+            self._spoiled = True
             self._make_room([size], self._numbers + self._shape.numbers(size))
             known = self._room_for(region, size)
             pending = self._find(known, source)
+            self._spoiled = False
         self._pending[region] = pending
         return pending.found
 
     def commit(self) -> None:
-        """Make what was found the state to compare with, and remember new cells."""
+        """Make what was found the state to compare with, and remember new cells.
+
+        Raises:
+            StateError: a diff broke off, so that something is missing.
+        """
+        self._require_whole()
         keep_from = self._next_id - kept(self._next_id - self._first_id, self._limit)
         forgets = keep_from != self._first_id
         for pending in self._pending.values():
@@ -225,9 +235,16 @@ class DeviceDiff:
         """Forget what was found since the last commit."""
         for pending in self._pending.values():
             pending.found.wait()
-        added = self._next_id != self._committed_id
-        self._next_id = self._committed_id
-        self._end(rebuild=added)
+        spoiled = self._spoiled or self._next_id != self._committed_id
+        self._next_id, self._spoiled = self._committed_id, False
+        self._end(rebuild=spoiled)
+
+    def _require_whole(self) -> None:
+        if self._spoiled:
+            raise StateError(
+                "A diff broke off with an error, so what it found is not whole; "
+                "call rollback() and compare again."
+            )
 
     def forget(self, region: str) -> None:
         """Give back the memory of a region; the next diff of that name is a first one.

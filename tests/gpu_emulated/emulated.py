@@ -14,9 +14,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -65,21 +65,25 @@ def library(shape: Shape) -> ctypes.CDLL:
     return build(shape)
 
 
-@dataclass(eq=False)
+NOISE = np.uint8(0xA5)
+
+
 class HostArray:
     """Memory at a multiple of 256, as devices give it; noise, as devices give it, too."""
 
-    size_bytes: int
-    view: Bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        whole = np.full(self.size_bytes + 256, 0xA5, np.uint8)
+    def __init__(self, size_bytes: int) -> None:
+        whole = np.full(size_bytes + 512, NOISE)
         start = -whole.ctypes.data % 256
-        self.view = whole[start : start + self.size_bytes]
+        self.size_bytes = size_bytes
+        self.view: Bytes = whole[start : start + size_bytes]
+        self._beyond = whole[start + size_bytes :]
 
     @property
     def address(self) -> int:
         return self.view.ctypes.data
+
+    def require_nothing_beyond(self) -> None:
+        assert (self._beyond == NOISE).all(), f"written beyond {self.size_bytes} bytes"
 
 
 class AlreadyDone:
@@ -104,6 +108,7 @@ class EmulatedDevice:
         self._kernels = kernels or library(shape)
         self.launched: list[str] = []
         self.allocations: Counter[str] = Counter()
+        self._memory: WeakSet[HostArray] = WeakSet()
         self.fetched_bytes = 0
         self.blocks_used = 0  # by the last launch
 
@@ -115,11 +120,16 @@ class EmulatedDevice:
 
     def allocate(self, size_bytes: int) -> HostArray:
         self.allocations["device"] += 1
-        return HostArray(size_bytes)
+        return self._new(size_bytes)
 
     def allocate_host(self, size_bytes: int) -> HostArray:
         self.allocations["host"] += 1
-        return HostArray(size_bytes)
+        return self._new(size_bytes)
+
+    def _new(self, size_bytes: int) -> HostArray:
+        memory = HostArray(size_bytes)
+        self._memory.add(memory)
+        return memory
 
     def zero(self, memory: HostArray) -> None:
         memory.view[:] = 0
@@ -149,6 +159,8 @@ class EmulatedDevice:
         assert result != 2, f"{launch.kernel} with {len(words)} arguments does not exist"
         if result == 1:
             raise Deadlock(launch.kernel)
+        for memory in self._memory:
+            memory.require_nothing_beyond()
 
     def copy_aside(self, target: int, source: int, size_bytes: int) -> AlreadyDone:
         self.fetched_bytes += size_bytes

@@ -8,11 +8,14 @@ are; with a seed, its threads run in random order.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import EmulatedDevice, aligned, on_device
+from emulated import EmulatedDevice, aligned, compiler, on_device
 from numpy.typing import NDArray
 from twin import Twin, edited
 
@@ -159,6 +162,106 @@ def test_a_region_that_is_forgotten_starts_anew() -> None:
     twin.commit()
     twin.forget("a")
     assert len(twin.diff(data, on_device(aligned(data)), "a").runs) == 1
+
+
+@pytest.mark.parametrize("first_id", [1, 39, 10**12])
+def test_ids_go_on_after_a_restart(first_id: int) -> None:
+    twin = Twin(EmulatedDevice(CELLS), history_limit=40, first_id=first_id)
+    for step in range(4):
+        data = noise(6000, seed=step % 3)
+        found = twin.diff(data, on_device(aligned(data)))
+        assert step or found.first_id == first_id
+        twin.commit()
+
+
+@pytest.mark.parametrize("shape", [PAGE, CELLS], ids=str)
+def test_a_region_that_is_larger_than_there_is_room_for(shape: Shape) -> None:
+    """What shared memory held of earlier regions moves, and the table is filled anew."""
+    device = EmulatedDevice(shape)
+    twin = Twin(device)
+    data = noise(90_000)
+    twin.diff(data[:5000], on_device(aligned(data[:5000])), "a")
+    device.launched.clear()
+    found = twin.diff(data, on_device(aligned(data)), "b")
+    assert device.launched[0] == "ck_enter_pending"
+    assert len(found.payload) == 90_000 - 5000 // shape.cell_bytes * shape.cell_bytes
+    twin.commit()
+    data = data.copy()
+    data[4999] ^= 1
+    for name, size in (("b", 90_000), ("a", 5000), ("c", 200_000)):
+        part = np.resize(data, size)
+        twin.diff(part, on_device(aligned(part)), name)
+
+
+@pytest.mark.parametrize("shape", [PAGE, CELLS], ids=str)
+def test_a_diff_that_breaks_off_can_be_rolled_back(shape: Shape) -> None:
+    """The device fails before every launch in turn; after a rollback all is as before."""
+    data, other = noise(20_000), noise(30_000, seed=1)
+
+    class Broken(EmulatedDevice):
+        left = 1000
+
+        def launch(self, launch: plan.Launch) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+            super().launch(launch)
+
+    for launches in range(plan.LAUNCHES_MAX - (2 if shape.cells_are_chunks else 1)):
+        device = Broken(shape)
+        twin = Twin(device)
+        twin.diff(data, on_device(aligned(data)))
+        twin.commit()
+        twin.gpu.reserve({"": 30_000})
+        device.left = launches
+        with pytest.raises(MemoryError):
+            twin.gpu.diff(on_device(aligned(other)))
+        device.left = 1000
+        with pytest.raises(StateError, match=r"broke off with an error.*call rollback\(\)"):
+            twin.gpu.commit()
+        with pytest.raises(StateError, match="broke off with an error"):
+            twin.gpu.diff(on_device(aligned(other)))
+        twin.rollback()
+        twin.diff(other, on_device(aligned(other)))
+        twin.commit()
+        twin.diff(data, on_device(aligned(data)))
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from emulated import EmulatedDevice, on_device
+from twin import Twin
+from ckptflow.gpu.plan import Shape
+
+memory = mmap.mmap(-1, 64 * mmap.PAGESIZE)
+view = np.frombuffer(memory, np.uint8)
+libc = ctypes.CDLL(None, use_errno=True)
+last = view[-mmap.PAGESIZE :].ctypes.data
+assert libc.mprotect(ctypes.c_void_p(last), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+usable = view[: -mmap.PAGESIZE]
+usable[:] = np.random.default_rng(0).integers(0, 256, usable.size, dtype=np.uint8)
+for sizes in ((4096, 256), (72, 24)):
+    twin = Twin(EmulatedDevice(Shape(*sizes)))
+    for length in (1, 7, 15, 23, 4096, 5000, 9001, 8192):
+        data = usable[usable.size - length :]
+        twin.diff(data, on_device(data))
+        twin.commit()
+print("nothing beyond was read")
+"""
+
+
+def test_nothing_beyond_the_end_of_a_region_is_read() -> None:
+    """The page after it cannot be read: in a process of its own, which would die."""
+    compiler()
+    result = subprocess.run(
+        [sys.executable, "-c", GUARDED],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "nothing beyond was read\n", result.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ class Twin:
 
     device: Device
     history_limit: int = 1000
+    first_id: int = 0
     _old: dict[str, tuple[U64s, U64s]] = field(default_factory=dict)
     _new: dict[str, tuple[U64s, U64s]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.gpu = DeviceDiff(self.device, history_limit=self.history_limit)
-        self.cpu = History(self.device.shape.cell_bytes, self.history_limit)
+        limit, first = self.history_limit, self.first_id
+        self.gpu = DeviceDiff(self.device, history_limit=limit, first_id=first)
+        self.cpu = History(self.device.shape.cell_bytes, limit, first)
 
     def diff(self, data: Bytes, array: DeviceArray, region: str = "") -> DeviceRegionDiff:
         chunks, cells = self._old.get(region, (None, None))
