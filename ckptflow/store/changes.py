@@ -21,6 +21,11 @@ from ckptflow.units import MIB
 
 ADAPT_BYTES_MIN = 1 * MIB  # Smaller regions are compared in whole chunks.
 
+# A region in more pieces than this is written whole again: every save and restore handles each
+# of its rows, which take 28 bytes of memory.
+ROWS_PER_BYTE_MAX = 1 / 256
+ROWS_MIN = 4096
+
 
 def find_changes(
     regions: Sequence[NamedRegion],
@@ -41,12 +46,33 @@ def find_changes(
         ConfigError: there are no such chunks or cells.
     """
     state_bytes = sum(len(region.data) for region in regions)
+    worn = _fragmented(memory)
     return [
-        _find(
+        _whole(region, memory, chunk_bytes)
+        if region.name in worn
+        else _find(
             region, memory, chunk_bytes=chunk_bytes, fixed=cell_bytes, state_bytes=state_bytes
         )
         for region in regions
     ]
+
+
+def _fragmented(memory: Memory) -> set[str]:
+    entries = memory.of.regions if memory.of else ()
+    return {
+        entry.name
+        for entry in entries
+        if sum(entry.row_counts) > max(ROWS_MIN, entry.size_bytes * ROWS_PER_BYTE_MAX)
+    }
+
+
+def _whole(region: NamedRegion, memory: Memory, chunk_bytes: int) -> RegionDiff:
+    """Return a region as if nothing were known of it, so that it becomes few pieces again."""
+    old = memory.regions.get(region.name)
+    changes = scan(region.data, chunk_bytes=chunk_bytes, cell_bytes=chunk_bytes)
+    runs = collect_runs(changes, changes.kind, changes.index, changes.size_bytes)
+    cell_bytes = old.cell_bytes if old else chunk_bytes
+    return RegionDiff(region, cell_bytes, changes, runs, None, whole=True)
 
 
 def _find(

@@ -173,7 +173,7 @@ class Drafting:
         """Draft those of some ranges as deltas that can be; return which."""
         how, name = self._region_encodings[number], diff.region.name
         at_hand, old = self._memory.bytes_at_hand.get(name), self._old.get(name)
-        if how.delta is None or at_hand is None or old is None:
+        if how.delta is None or at_hand is None or old is None or diff.whole:
             return np.zeros(len(start), np.bool_)
         level = np.zeros(len(start), np.intp)
         delta_bytes = 0

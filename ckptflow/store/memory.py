@@ -67,6 +67,7 @@ class RegionDiff:
         changes: digests, and which cells changed.
         runs: the changed cells as runs of equal treatment.
         seen: the log that numbers the runs; ``None`` if none was asked.
+        whole: whether all of it is to be written as it is, in as few pieces as possible.
     """
 
     region: NamedRegion
@@ -74,6 +75,7 @@ class RegionDiff:
     changes: Changes
     runs: Runs
     seen: Seen | None
+    whole: bool = False
 
 
 class Seen:
