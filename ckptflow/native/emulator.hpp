@@ -6,7 +6,8 @@
 // in shared memory belongs to the host thread that runs it.
 //
 // With a seed, warps are held up at random, and fibers change places and give way at random at
-// every barrier and atomic, so that code which depends on an order shows it. A barrier that some threads never
+// every barrier and atomic; an odd seed also starts the last block first. So code that depends on
+// an order shows it. A barrier that some threads never
 // reach ends the launch with an error. Not modelled: the weak order of memory, and lock-step
 // within a warp, on which no kernel may rely anyway.
 #pragma once
@@ -195,7 +196,7 @@ inline bool launch(unsigned blocks, unsigned threads, unsigned workers, uint64_t
         block.random = seed ? seed * 0x9E3779B97F4A7C15ull + worker + 1 : 0;
         if (!block.stacks.start()) fine = false;
         for (unsigned i; fine && (i = next++) < blocks;) {
-            if (!run_block(block, i)) fine = false;
+            if (!run_block(block, seed % 2 ? blocks - 1 - i : i)) fine = false;
         }
     };
     std::vector<std::thread> others;
