@@ -236,8 +236,9 @@ def test_tests_named_in_docstrings_exist() -> None:
 GLOSSARY = (
     "state, region, chunk, cell, digest, extent, fill, repeat, snapshot, pack, frame, filter, "
     "encoding, packing, goal, manifest, commit, checkpoint, lineage, parent, full, delta, "
-    "delta layer, consolidate, step, tier, level, copy, flush, fetch, scavenge, partner copy, redundancy set, failure group, prune, verify, restore, restart, "
-    "resume, allocation, run, task, attempt, MTBF, RPO, RTO"
+    "delta layer, consolidate, step, tier, level, copy, flush, fetch, scavenge, partner copy, "
+    "redundancy set, failure group, prune, verify, restore, restart, resume, allocation, run, "
+    "task, attempt, MTBF, RPO, RTO"
 )
 
 
