@@ -19,7 +19,7 @@ import base64
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -150,10 +150,17 @@ def encode_key(key: object) -> Node:
 
 
 def decode_key(node: Node) -> Any:
-    """Return a dict key."""
+    """Return a dict key.
+
+    Raises:
+        FormatError: it cannot be one.
+    """
     if isinstance(node, list) and node[:1] == ["tuple"]:
         return tuple(decode_key(item) for item in node[1:])
-    return decode_plain(node)
+    key = decode_plain(node)
+    if not isinstance(key, Hashable):
+        raise FormatError(f"The checkpoint holds {key!r} as a key, which it cannot be.")
+    return key
 
 
 # --- names ---------------------------------------------------------------------------------

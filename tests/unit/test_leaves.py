@@ -224,3 +224,9 @@ def test_a_registered_dataclass_comes_back_as_itself_without_a_target() -> None:
     back = restored([Point(1.5, np.zeros(2))])
     assert isinstance(back[0], Point)
     assert back[0].x == 1.5
+
+
+@pytest.mark.parametrize("key", [{"a": 1}, ["bytearray", ""], ["tuple", {"a": 1}]])
+def test_a_key_that_cannot_be_one_is_not_of_this_format(key: object) -> None:
+    with pytest.raises(FormatError, match="as a key, which it cannot be"):
+        plan_restore(["dict", key, 1], [], None)
