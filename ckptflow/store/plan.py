@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ckptflow.data import merkle
 from ckptflow.data.encoding import Goal
 from ckptflow.errors import NotFoundError
-from ckptflow.model import ExtentTable, LineageId, PackRef, RegionEntry
+from ckptflow.model import CheckpointId, ExtentTable, LineageId, PackRef, RegionEntry
 from ckptflow.store.changes import find_changes
 from ckptflow.store.choice import choose_encodings, delta_fraction_max
 from ckptflow.store.drafting import RegionEncoding
@@ -65,6 +65,16 @@ class Plan:
         )
 
     @property
+    def shared(self) -> list[PackRef]:
+        """The older packs that it needs."""
+        return [self.memory.packs[number] for number in self.layout.shared]
+
+    @property
+    def parent(self) -> CheckpointId | None:
+        """What it is a delta on; ``None`` if it is full."""
+        return self.memory.of.id if self.memory.of and self.layout.shared else None
+
+    @property
     def extents(self) -> ExtentTable:
         """The rows of all regions, as the manifest has them."""
         return ExtentTable.of([rows for one in self.layout.regions for rows in one.tables])
@@ -93,7 +103,7 @@ class Planner:
         while True:
             try:
                 plan = self._plan(memory)
-                gone = self._gone([memory.packs[number] for number in plan.layout.shared])
+                gone = self._gone(plan.shared)
             except BaseException:
                 memory.rollback()
                 raise
@@ -104,6 +114,15 @@ class Planner:
                 memory = Memory()
             else:
                 memory.forget(gone)
+
+    def lost(self, plan: Plan) -> list[PackRef]:
+        """Return packs that only checkpoints before the parent named, and that are gone now.
+
+        While a manifest names a pack no prune deletes it; between the plan and the commit
+        nobody named these.
+        """
+        named = set(plan.memory.of.packs) if plan.memory.of else set()
+        return self._gone([pack for pack in plan.shared if pack not in named])
 
     def _gone(self, packs: Sequence[PackRef]) -> list[PackRef]:
         return [pack for pack in packs if not _is_there(self.tier, self.lineage, pack)]

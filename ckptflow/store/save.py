@@ -19,7 +19,7 @@ import numpy as np
 from ckptflow import manifest as manifest_file
 from ckptflow.data import digest, merkle
 from ckptflow.data.encoding import Goal
-from ckptflow.model import CheckpointId, LineageId, Manifest, RegionEntry
+from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef, RegionEntry
 from ckptflow.store.changes import remember_changes
 from ckptflow.store.choice import note_ratios, writings_of
 from ckptflow.store.duplicates import Verify
@@ -78,44 +78,61 @@ def write_checkpoint(
     if base and (base.manifest.chunk_bytes != chunk_bytes or base.manifest.lineage != lineage):
         base = None
     memory = base.memory if base and base.memory.of is base.manifest else Memory()
-    plan = Planner(tier, lineage, regions, chunk_bytes, cell_bytes, goal, verify).plan(memory)
-    memory, packer = plan.memory, Packer(tier, plan, lineage)
-    try:
-        for number in range(plan.layout.plan.pack_count):
-            packer.put(number, checkpoint.pack_key(number, nonce()))
-        shared = [memory.packs[number] for number in plan.layout.shared]
-        manifest = Manifest(
-            lineage=lineage,
-            id=checkpoint,
-            parent=memory.of.id if memory.of and shared else None,
-            kind="delta" if shared else "full",
-            created=now().isoformat(timespec="milliseconds"),
-            writer=WRITER,
-            metrics=dict(metrics or {}),
-            root=checkpoint_root(plan.entries),
-            chunk_bytes=chunk_bytes,
-            packs=(*shared, *packer.packs),
-            regions=plan.entries,
-            extents=plan.extents,
-            structure=structure,
-        )
-        before_commit()
-    except BaseException:
-        memory.rollback()
-        packer.forget()
-        raise
-    _commit(tier, manifest, memory)
+    planner = Planner(tier, lineage, regions, chunk_bytes, cell_bytes, goal, verify)
+    while True:
+        plan = planner.plan(memory)
+        memory, packer = plan.memory, Packer(tier, plan, lineage)
+        try:
+            for number in range(plan.layout.plan.pack_count):
+                packer.put(number, checkpoint.pack_key(number, nonce()))
+            manifest = Manifest(
+                lineage=lineage,
+                id=checkpoint,
+                parent=plan.parent,
+                kind="delta" if plan.shared else "full",
+                created=now().isoformat(timespec="milliseconds"),
+                writer=WRITER,
+                metrics=dict(metrics or {}),
+                root=checkpoint_root(plan.entries),
+                chunk_bytes=chunk_bytes,
+                packs=(*plan.shared, *packer.packs),
+                regions=plan.entries,
+                extents=plan.extents,
+                structure=structure,
+            )
+            before_commit()
+        except BaseException:
+            memory.rollback()
+            packer.forget()
+            raise
+        _commit(tier, manifest, memory)
+        if not (lost := planner.lost(plan)):
+            break
+        _take_back(tier, manifest, memory, packer, lost)
     _remember(plan, packer, manifest, goal=goal, adapt=cell_bytes is None)
     return Base(manifest, memory)
 
 
 def _commit(tier: Tier, manifest: Manifest, memory: Memory) -> None:
-    key = f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
     try:
-        tier.put(key, [manifest_file.encode(manifest)])
+        tier.put(_key(manifest), [manifest_file.encode(manifest)])
     except BaseException:
         memory.rollback()
         raise
+
+
+def _key(manifest: Manifest) -> str:
+    return f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
+
+
+def _take_back(
+    tier: Tier, manifest: Manifest, memory: Memory, packer: Packer, lost: Sequence[PackRef]
+) -> None:
+    """Undo a commit: a prune elsewhere deleted packs that only older checkpoints named."""
+    tier.delete(_key(manifest))
+    packer.forget()
+    memory.rollback()
+    memory.forget(lost)
 
 
 def _remember(
