@@ -242,13 +242,16 @@ def test_a_parent_whose_packs_are_gone_makes_a_full_checkpoint(
 ) -> None:
     """Also where its bytes are in memory, and a delta on them would be smaller."""
     walk = np.cumsum(np.random.default_rng(0).standard_normal(4000))
-    old, new = {"w": walk.tobytes()}, {"w": (walk * (1 + 1e-9)).tobytes()}
+    old = {"w": walk.tobytes(), "still": noise(640)}
+    new = {"w": (walk * (1 + 1e-9)).tobytes(), "still": noise(640)}
+    views = {name: memoryview(data) for name, data in old.items()}
     base = write(disk, old, 1, goal=goal)
-    base.memory.bytes_at_hand = {"w": memoryview(old["w"])}
-    alike = write(disk, new, 2, base, goal=goal, chunk_bytes=CHUNK_BYTES)
-    assert (alike.manifest.kind == "delta") == (goal == "small"), "or this test shows nothing"
+    base.memory.bytes_at_hand = views
+    alike = write(disk, new, 2, base, goal=goal).manifest
+    assert alike.kind == "delta", "or this test shows nothing"
+    assert bool(alike.regions[0].deltas) == (goal == "small")
     base = write(disk, old, 3, goal=goal)
-    base.memory.bytes_at_hand = {"w": memoryview(old["w"])}
+    base.memory.bytes_at_hand = views
     for pack in base.manifest.packs:
         disk.delete(f"{A.prefix}/{pack.key}")
     found = write(disk, new, 4, base, goal=goal).manifest
