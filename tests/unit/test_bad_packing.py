@@ -242,8 +242,8 @@ def test_a_parent_whose_packs_are_gone_makes_a_full_checkpoint(
 ) -> None:
     """Also where its bytes are in memory, and a delta on them would be smaller."""
     walk = np.cumsum(np.random.default_rng(0).standard_normal(4000))
-    old = {"w": walk.tobytes(), "still": noise(640)}
-    new = {"w": (walk * (1 + 1e-9)).tobytes(), "still": noise(640)}
+    old = {"w": walk.tobytes(), "still": noise(32_000)}
+    new = {"w": (walk * (1 + 1e-9)).tobytes(), "still": noise(32_000)}
     views = {name: memoryview(data) for name, data in old.items()}
     base = write(disk, old, 1, goal=goal)
     base.memory.bytes_at_hand = views
