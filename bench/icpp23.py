@@ -3,7 +3,8 @@
 The states are the counters of `workflows/graphlets.py`, 73 orbits by as many vertices, after
 equal parts of the work, on the kinds of graphs that the paper had. Compared are, on each, the
 published Full, Basic, List and Tree (`icpp23_methods.py`), zstd of each whole state, xdelta3
-and Borg where they are installed, and ckptflow, alone and without history.
+and Borg where they are installed, and ckptflow: told to store little (``ckptflow``), as it is
+without settings (``default``), and the same without history (``full``).
 
 One table a kind of graph, then a summary beside the published values. Columns:
 
@@ -19,8 +20,9 @@ One table a kind of graph, then a summary beside the published values. Columns:
   verifies what it reads;
 * ``memory_x``: the most memory beside the state (`icpp23_memory.py`), as a multiple of it.
 
-Every restore is compared with the state. bsdiff is left out: bsdiff4 took more than 100 s for
-one pair of states of 38 MB.
+Every restore is compared with the state. What is left out is a row with the reason; the goal
+about zstd is about the levels that were measured, which with ``--large`` are 1 and 3. bsdiff
+is left out: bsdiff4 took more than 100 s for one pair of states of 38 MB.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ class Measured:
 
 
 def main() -> None:
-    arguments = parser(__doc__, quick="2 minutes")
+    arguments = parser(__doc__, quick="some 2 minutes on two idle cores")
     arguments.add_argument("--large", action="store_true", help="states of 1 GB, fewer ways")
     arguments.add_argument(
         "--graph", action="append", choices=GRAPHS, help="only this; may be repeated"
@@ -227,7 +229,8 @@ def compare(
             found.memory = peak_over_state(found.way, states.paths)
     full = measured[0]
     rows = [row(found, states[0].nbytes, full) for found in measured]
-    return rows + [missing_row(way) for way in plan.ways() if way.missing], measured
+    missing = {way.name: missing_row(way) for way in plan.ways() if way.missing}
+    return [*rows, *missing.values()], measured
 
 
 def measure(way: Way, tier: Path, states: Series) -> Measured:
@@ -349,11 +352,6 @@ def claims(of_graph: dict[str, list[Measured]], count: int) -> list[Claim]:
 
     mine = {graph: at(found, "ckptflow", CELL_BYTES) for graph, found in of_graph.items()}
     trees = {graph: smallest(found, "Tree") for graph, found in of_graph.items()}
-    full = {
-        graph: next(each for each in found if each.way.name == "ckptflow full")
-        for graph, found in of_graph.items()
-    }
-    last = count - 1
     return [
         Claim("bytes_over_best_tree", max(worst(trees[g], mine[g]) for g in mine), "<=", 1.0),
         Claim(
@@ -372,18 +370,25 @@ def claims(of_graph: dict[str, list[Measured]], count: int) -> list[Claim]:
             for graph in ("race", "honeycomb")
             if graph in of_graph
         ),
-        Claim(
-            f"restore_{count}th_over_full",
-            max(mine[g].restore_over(last, full[g], last) for g in mine),
-            "<=",
-            1.3,
-        ),
-        Claim(
-            f"restore_{count}th_over_2nd",
-            max(mine[g].restore_over(last, mine[g], 1) for g in mine),
-            "<=",
-            1.1,
-        ),
+        *restore_claims(list(of_graph.values()), count, "default", ("ckptflow default", 0)),
+        *restore_claims(list(of_graph.values()), count, "small", ("ckptflow", CELL_BYTES)),
+    ]
+
+
+def restore_claims(
+    all_measured: Sequence[Sequence[Measured]], count: int, goal: str, way: tuple[str, int]
+) -> list[Claim]:
+    """Return the goals of one way about the last checkpoint; the slowest graph decides.
+
+    The full checkpoint that it is compared with is that of the default settings.
+    """
+    last = count - 1
+    pairs = [(at(found, *way), at(found, "ckptflow full", 0)) for found in all_measured]
+    over_full = max(mine.restore_over(last, full, last) for mine, full in pairs)
+    over_2nd = max(mine.restore_over(last, mine, 1) for mine, _ in pairs)
+    return [
+        Claim(f"restore_{count}th_over_full_{goal}", over_full, "<=", 1.3),
+        Claim(f"restore_{count}th_over_2nd_{goal}", over_2nd, "<=", 1.1),
     ]
 
 

@@ -23,9 +23,9 @@ from icpp23_methods import HEADER, METHODS, Basic, Full
 from numpy.typing import NDArray
 
 from ckptflow import manifest as manifest_file
-from ckptflow.data import digest
 from ckptflow.data.pack import HEAD, table_bytes
 from ckptflow.model import CheckpointId, LineageId
+from ckptflow.store import plan as product_plan
 from ckptflow.store import save as product_save
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.restore import read_checkpoint
@@ -79,14 +79,26 @@ class Way:
 # --- ckptflow -----------------------------------------------------------------------------
 
 
+CHUNK_BYTES = 4096  # Of ckptflow's digests; what it reuses are cells of them.
+
+
 def ours_arguments(cell_bytes: int) -> dict[str, Any]:
     """Return the arguments of `write_checkpoint` that make it reuse units of this size."""
-    return {"chunk_bytes": cell_bytes}
+    return {"chunk_bytes": CHUNK_BYTES, "cell_bytes": cell_bytes, "goal": "small"}
+
+
+def default_arguments() -> dict[str, Any]:
+    """Return the arguments that weigh time against bytes, and fit the cells to the changes."""
+    return {"chunk_bytes": CHUNK_BYTES}
 
 
 # Where a save of ckptflow looks for what changed. What is neither in these nor in the tier is
 # encoding.
-SCANNING = ((digest, "chunk_digests"), (product_save, "lay_out"))
+SCANNING = (
+    (product_plan, "find_changes"),
+    (product_plan, "lay_out"),
+    (product_save, "remember_changes"),
+)
 
 
 class Ours:
@@ -353,14 +365,18 @@ class Borg:
 
 
 def ours(cell_bytes: int) -> Way:
-    """Return ckptflow with this unit of reuse."""
+    """Return ckptflow with this unit of reuse, told to store as little as it can."""
     arguments = ours_arguments(cell_bytes)
     return Way("ckptflow", cell_bytes, lambda to: Ours(to, arguments, history=True))
 
 
-def ours_full() -> Way:
-    """Return ckptflow that forgets: every checkpoint is a full one."""
-    return Way("ckptflow full", 4096, lambda to: Ours(to, ours_arguments(4096), history=False))
+def ours_by_default() -> list[Way]:
+    """Return ckptflow as it is without settings, and the same that forgets what it stored."""
+    arguments = default_arguments()
+    return [
+        Way("ckptflow full", 0, lambda to: Ours(to, arguments, history=False)),
+        Way("ckptflow default", 0, lambda to: Ours(to, arguments, history=True)),
+    ]
 
 
 def published(method: type[Full | Basic], chunk_bytes: int) -> Way:
@@ -411,7 +427,7 @@ def ways(chunks_bytes: Sequence[int]) -> list[Way]:
         published(full, chunks_bytes[0]),
         *(published(method, size) for method in methods for size in chunks_bytes),
         *others(),
-        ours_full(),
+        *ours_by_default(),
         *(ours(size) for size in chunks_bytes),
     ]
 

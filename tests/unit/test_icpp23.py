@@ -32,6 +32,7 @@ def load(name):
 
 
 methods = load("icpp23_methods")
+rivals = load("icpp23_rivals")
 
 
 def state(letters, tail_bytes=CHUNK_BYTES):
@@ -183,3 +184,53 @@ def test_the_record_keeps_what_it_knows_when_it_grows(rng):
     np.testing.assert_array_equal(record.number[slots], np.repeat(np.arange(3), 1000))
     assert record.count == 3000
     assert (record.find(digests + np.uint64(1 << 63)) == -1).all()
+
+
+# --- all ways, behind one interface -----------------------------------------------------
+
+
+WAYS = [
+    pytest.param(
+        way,
+        id=f"{way.name} {way.chunk_bytes}",
+        marks=[pytest.mark.slow] if way.name.startswith("borg") else [],
+    )
+    for way in rivals.ways([64])
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_back_what_it_was_given_and_counts_what_it_stored(way, tmp_path, rng):
+    if way.missing:
+        pytest.skip(f"{way.name} is {way.missing}")
+    states = [np.zeros(5003, np.uint8)]
+    states += [rng.integers(0, 256, 5003, dtype=np.uint8)] * 2
+    states.append(np.roll(states[1], 64))
+    keeper = way.make(tmp_path / "tier")
+    saved = [keeper.save(each) for each in states]
+    for number, expected in enumerate(states):
+        into = np.full(5003 + rivals.ROOM_BYTES, 0xA5, np.uint8)
+        np.testing.assert_array_equal(keeper.restore(number, into), expected)
+    assert all(set(each.seconds) == set(rivals.PHASES) for each in saved)
+    if not way.program:
+        files = [path for path in (tmp_path / "tier").rglob("*") if path.is_file()]
+        on_disk = sum(path.stat().st_size for path in files)
+        assert on_disk == sum(each.stored_bytes for each in saved)
+
+
+def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = {way.name: way.missing for way in rivals.ways([64]) if way.missing}
+    assert missing == dict.fromkeys(
+        ("xdelta3 -9", "borg default", "borg fixed"), "not installed"
+    )
+
+
+def test_a_call_within_a_timed_call_counts_once():
+    watch = rivals.Watch()
+    with watch():
+        seconds = watch.seconds
+        with watch():
+            pass
+        assert watch.seconds == seconds == 0.0
+    assert watch.seconds > 0.0
