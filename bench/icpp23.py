@@ -20,9 +20,12 @@ One table a kind of graph, then a summary beside the published values. Columns:
   verifies what it reads;
 * ``memory_x``: the most memory beside the state (`icpp23_memory.py`), as a multiple of it.
 
-Every restore is compared with the state. What is left out is a row with the reason; the goal
-about zstd is about the levels that were measured, which with ``--large`` are 1 and 3. bsdiff
-is left out: bsdiff4 took more than 100 s for one pair of states of 38 MB.
+Checkpoints are restored and compared with the states: all of five; of more, the first five, one
+in the middle and the last; of another program the second and the last. Needs numba.
+
+What is left out is a row with the reason; the goal about zstd is about the levels that were
+measured, which with ``--large`` are 1 and 3. bsdiff is left out everywhere: bsdiff4 took more
+than 100 s for one pair of states of 38 MB.
 """
 
 from __future__ import annotations
