@@ -444,6 +444,7 @@ class Checkpointer:
                 on_durable=self._pace.durable,
             )
             self._capturer.make_room = self._writer.drop_parent
+            self._writer.is_room_short = lambda: self._capturer.is_short
         return self._writer
 
     def _preempt(

@@ -36,6 +36,7 @@ class ArenaPool:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.make_room: Callable[[], None] = lambda: None  # Asked before a save has to wait.
+        self.is_short = False  # Whether one waits.
         self._lent_bytes = 0
         self._lent = 0
         self._free: list[Arena] = []
@@ -45,10 +46,12 @@ class ArenaPool:
         """Return a buffer of ``size_bytes``; waits for one; ``None`` if it can never fit."""
         if size_bytes > self.budget_bytes:
             return None
-        if not self._has_room(size_bytes):
+        self.is_short = not self._has_room(size_bytes)
+        if self.is_short:
             self.make_room()
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(size_bytes))
+            self.is_short = False
             self._lent += 1
             self._lent_bytes += size_bytes
             for number, arena in enumerate(self._free):

@@ -43,6 +43,11 @@ class Capturer:
         self._arenas: ArenaPool | None = None
         self.make_room: Callable[[], None] = lambda: None  # Asked before a save has to wait.
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a save waits for the memory of an earlier one."""
+        return self._arenas is not None and self._arenas.is_short
+
     def capture(self, state: object) -> Captured:
         """Capture ``state``; waits while earlier snapshots use the budget up.
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ckptflow.errors import ConfigError, NotFoundError, TierError
-from ckptflow.store.memory import Base
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.memory import Base
 from ckptflow.store.resume import Restored, restore_newest
 from ckptflow.tiers.tier import Tier
 

@@ -21,8 +21,8 @@ from ckptflow.errors import CheckpointError, FencedError, TierError
 from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
-from ckptflow.store.memory import Base
 from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.memory import Base
 from ckptflow.store.packing import Packing
 from ckptflow.store.prune import prune
 from ckptflow.store.save import write_checkpoint
@@ -90,6 +90,7 @@ class Writer:
         self._packing, self._retention = packing, retention
         self._parent: Captured | None = None  # The last snapshot, kept for deltas on it.
         self._parent_lock = threading.Lock()
+        self.is_room_short: Callable[[], bool] = lambda: False
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
         self.fenced: FencedError | None = None
@@ -186,12 +187,14 @@ class Writer:
     def _keep_parent(self, captured: Captured, base: Base) -> None:
         """Keep a snapshot until the next is written, where deltas on it are wanted."""
         self.drop_parent()
-        if captured.live or not self._packing.keeps_parent:
-            captured.release()
-            return
-        at_hand = {region.name: region.data for region in captured.regions}
+        keeps = self._packing.keeps_parent and not captured.live
         with self._parent_lock:
-            self._parent, base.memory.bytes_at_hand = captured, at_hand
+            # A save that begins to wait after this look asks for the snapshot itself.
+            if keeps := keeps and not self.is_room_short():
+                at_hand = {region.name: region.data for region in captured.regions}
+                self._parent, base.memory.bytes_at_hand = captured, at_hand
+        if not keeps:
+            captured.release()
 
     def drop_parent(self) -> None:
         """Give the memory of the last snapshot back: the next save needs room."""

@@ -43,6 +43,12 @@ class Packing:
     verify: Verify = "off"
 
     def __post_init__(self) -> None:
+        for name in ("chunk_bytes", "cell_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name == "cell_bytes"):
+                raise ConfigError(f"{name} is a number of bytes, not {value!r}.")
+        if self.deltas not in {None, True, False}:
+            raise ConfigError(f"deltas is True, False or None, not {self.deltas!r}.")
         check_sizes(self.chunk_bytes, self.cell_bytes)
         for name, value, words in (
             ("goal", self.goal, get_args(Goal)),
@@ -79,6 +85,7 @@ def parse_packing(value: Packing | str | None) -> Packing:
     fields: dict[str, Any] = {}
     for part in str(value).split(","):
         name, equals, text = (word.strip() for word in part.partition("="))
+        before = set(fields)
         if not equals and name in get_args(Goal):
             fields["goal"] = name
         elif name in {"chunk", "cell"} and text.isdecimal():
@@ -93,6 +100,8 @@ def parse_packing(value: Packing | str | None) -> Packing:
                 f"'small', with chunk=BYTES, cell=BYTES, deltas=yes|no, "
                 f"verify=off|sample|all behind commas."
             )
+        if set(fields) == before:
+            raise ConfigError(f"{str(value)!r} says twice how to store checkpoints.")
     return Packing(**fields)
 
 

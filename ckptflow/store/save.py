@@ -25,6 +25,7 @@ from ckptflow.store.choice import note_ratios, writings_of
 from ckptflow.store.duplicates import Verify
 from ckptflow.store.memory import Base, Memory, NamedRegion
 from ckptflow.store.packer import Packer
+from ckptflow.store.packing import check_sizes
 from ckptflow.store.plan import Plan, Planner
 from ckptflow.tiers.tier import Tier
 
@@ -75,6 +76,7 @@ def write_checkpoint(
         ConfigError: there are no such chunks or cells; nothing was touched.
         TierError: the tier failed; earlier checkpoints are untouched.
     """
+    check_sizes(chunk_bytes, cell_bytes)
     if base and (base.manifest.chunk_bytes != chunk_bytes or base.manifest.lineage != lineage):
         base = None
     memory = base.memory if base and base.memory.of is base.manifest else Memory()
