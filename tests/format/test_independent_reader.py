@@ -243,13 +243,15 @@ def test_arrays_that_share_memory_come_back_sharing_it(tmp_path: Path) -> None:
     assert state["its column"][4] == 99.0
 
 
-def test_large_states_hold_frames_of_both_codecs(tmp_path: Path) -> None:
+def test_large_states_hold_raw_and_compressed_frames(tmp_path: Path) -> None:
     save_all(tmp_path, {1: large()})
     (pack,) = tmp_path.rglob("*.pack")
     raw = pack.read_bytes()
     (count,) = struct.unpack_from("<Q", raw, len(raw) - 16)
     table = struct.iter_unpack("<2IB19x", raw[-32 - 28 * count : -32])
-    assert {codec for _, _, codec in table} == {0, 1}
+    codecs = {codec for _, _, codec in table}
+    assert 0 in codecs
+    assert codecs & {1, 2}  # Which one is quicker is measured.
 
 
 def test_torch_tensors_read_back(tmp_path: Path) -> None:
@@ -471,7 +473,7 @@ def rewrite(path: Path, *, version: int = 1, **changes: Any) -> None:
         ({"run": "other"}, r"is of \('other'"),
         ({"root": "00" * 16}, "wrong root"),
         ({"state_bytes": 1}, "wrong state_bytes"),
-        ({"regions": []}, "extent table of"),
+        ({"regions": []}, "extents instead of 0"),
         ({"packs": []}, "packs"),
         ({"metrics": {"loss": math.nan}}, "NaN is not JSON"),
     ],
