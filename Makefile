@@ -26,7 +26,7 @@ SOURCES := pyproject.toml setup.py tests/constraints.txt \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format types docs check clean
+.PHONY: help demo test bench lint format types docs sanitize check clean
 
 help: ## Print this list.
 	@echo "ckptflow: make TARGET [NAME=value ...]"
@@ -63,7 +63,10 @@ docs: $(VENV)-docs/.docs ## Build the documentation into site/.
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 	@echo "site/index.html is ready"
 
-check: lint types docs test ## What CI runs; there with SLOW=1.
+sanitize: ## Run the C++ headers under the sanitizers, over nonsense too (CASES=n).
+	CASES=$(CASES) tests/native/sanitize.sh
+
+check: lint types docs test sanitize ## What CI runs; there with SLOW=1.
 
 clean: ## Remove environments, caches, build output and demo output.
 	rm -rf $(VENV) $(VENV)-docs build dist site demo-out *.egg-info bench/results
