@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,12 +79,18 @@ class PackPlan:
 
 
 def plan_packs(
-    region: NDArray[np.intp], start: U64, length: U64, encoding: NDArray[np.intp]
+    region: NDArray[np.intp],
+    start: U64,
+    length: U64,
+    encoding: NDArray[np.intp],
+    *,
+    raw: Collection[int],
 ) -> PackPlan:
     """Lay out pieces of regions, given in stream order, those of one encoding together.
 
-    A piece of `GATHER_BYTES` or more becomes frames of its own, which are views on the region;
-    runs of smaller ones share frames, into which they are gathered. Frames hold up to
+    A piece of `GATHER_BYTES` or more that is stored as it is, with an encoding of ``raw``,
+    becomes frames of its own, which are views on the region; others share frames, into which
+    they are gathered. Frames hold up to
     `FRAME_BYTES`, packs about `PACK_BYTES`. A frame begins after a piece whose length is no
     multiple of 8, so that cuts never go through a word; a pack begins, with a frame, where a
     piece does, so that no small piece is cut by it.
@@ -92,10 +98,12 @@ def plan_packs(
     if not len(length):
         none, zero = np.empty(0, np.intp), np.empty(0, np.uint64)
         return PackPlan(none, zero, zero, none, none, none, np.zeros(1, np.uint64))
+    is_raw = np.isin(encoding, np.array(list(raw), np.intp))
     large, odd = length >= GATHER_BYTES, length % np.uint64(8) != 0
+    alone = large & is_raw
     stream = starts_of(length)
     full = stream[1:] // np.uint64(PACK_BYTES) != stream[:-1] // np.uint64(PACK_BYTES)
-    breaks = large[1:] | large[:-1] | odd[:-1] | full | (encoding[1:] != encoding[:-1])
+    breaks = alone[1:] | alone[:-1] | odd[:-1] | full | (encoding[1:] != encoding[:-1])
     new_segment = np.concatenate([[True], breaks])
     heads = np.flatnonzero(new_segment)
     segment = np.cumsum(new_segment) - 1

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data.extents import merge, starts_of
-from ckptflow.data.frames import Encoding
+from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
 from ckptflow.store.drafting import Drafting, Layers, RegionEncoding
@@ -69,7 +69,8 @@ def lay_out(
         layers = [moving.replace(number, one) for number, one in enumerate(layers)]
         logs = {cell_bytes: moving.follow(log) for cell_bytes, log in logs.items()}
     rows = ExtentTable.of([rows for one in layers for rows in one.tables])
-    plan, placed = drafting.draft.plan(rows)
+    raw = [number for number, one in enumerate(drafting.encodings) if one == RAW]
+    plan, placed = drafting.draft.plan(rows, raw=raw)
     new = len(memory.packs)  # Number of the first new pack.
     final = [[placed.final(rows, new)[1] for rows in one.tables] for one in layers]
     used = np.unique(ExtentTable.of([rows for tables in final for rows in tables]).pack)

@@ -7,6 +7,7 @@ were added. `Draft.plan` orders the pieces, plans packs, and says where each pos
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,12 +53,13 @@ class Draft:
         self.size_bytes += int(length.sum())
         return position
 
-    def plan(self, needed: ExtentTable) -> tuple[PackPlan, Placed]:
+    def plan(self, needed: ExtentTable, *, raw: Collection[int]) -> tuple[PackPlan, Placed]:
         """Plan the packs.
 
         Args:
             needed: rows, of which some say `OWN`. What was drafted and none of them refers to
                 is left out: a range may have been written anew after it had been drafted.
+            raw: the encodings that store pieces as they are.
         """
         none, zero = np.empty(0, np.intp), np.empty(0, np.uint64)
         region = np.concatenate([none, *self._region])
@@ -73,7 +75,7 @@ class Draft:
         region, encoding = region[parts.pack], encoding[parts.pack]
         order = np.argsort(encoding, kind="stable")
         plan = plan_packs(
-            region[order], parts.source[order], parts.length[order], encoding[order]
+            region[order], parts.source[order], parts.length[order], encoding[order], raw=raw
         )
         stream = np.empty(len(order), np.uint64)
         stream[order] = starts_of(parts.length[order])

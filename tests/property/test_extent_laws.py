@@ -228,7 +228,7 @@ def test_pack_plan_holds_every_byte_once_and_in_order(sizes) -> None:
     encoding = np.arange(len(sizes)) // 7
     length = np.array(sizes, np.uint64)
     start = starts_of(length)
-    plan = plan_packs(region, start, length, encoding)
+    plan = plan_packs(region, start, length, encoding, raw={0, 2})
     assert int(plan.length.sum()) == sum(sizes) == int(plan.pack_edges[-1])
     per_region = [
         np.flatnonzero(plan.region == number) for number in range(len(sizes) // 3 + 1)
@@ -244,7 +244,8 @@ def test_pack_plan_holds_every_byte_once_and_in_order(sizes) -> None:
             assert pieces.start == position
             assert len({*plan.encoding[pieces].tolist()}) == 1
             gathered = pieces.stop - pieces.start > 1
-            assert not gathered or plan.length[pieces].max() < GATHER_BYTES
+            raw = int(plan.encoding[pieces.start]) in {0, 2}
+            assert not (gathered and raw) or plan.length[pieces].max() < GATHER_BYTES
             # Words lie from the start of a piece on, so none is cut in two.
             assert not (plan.length[pieces][:-1] % 8).any()
             stream += frame_bytes
@@ -255,9 +256,25 @@ def test_pack_plan_holds_every_byte_once_and_in_order(sizes) -> None:
 def test_packs_are_closed_when_they_are_big_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptflow.data.pack.PACK_BYTES", 4 * FRAME_BYTES)
     sizes, zeros = np.full(11, FRAME_BYTES, np.uint64), np.zeros(11, np.intp)
-    plan = plan_packs(zeros, starts_of(sizes), sizes, zeros)
+    plan = plan_packs(zeros, starts_of(sizes), sizes, zeros, raw={0})
     assert plan.pack.tolist() == [0] * 4 + [1] * 4 + [2] * 3
     assert plan.pack_edges.tolist() == [n * FRAME_BYTES for n in (0, 4, 8, 11)]
+
+
+@pytest.mark.parametrize("raw", [set(), {0}])
+def test_a_long_piece_is_cut_by_packs_however_it_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, raw: set[int]
+) -> None:
+    monkeypatch.setattr("ckptflow.data.pack.PACK_BYTES", 4 * FRAME_BYTES)
+    size, zero = np.array([11 * FRAME_BYTES], np.uint64), np.zeros(1, np.intp)
+    plan = plan_packs(zero, starts_of(size), size, zero, raw=raw)
+    assert plan.pack_edges.tolist() == [n * FRAME_BYTES for n in (0, 4, 8, 11)]
+
+
+def test_encoded_pieces_share_frames_however_long_they_are() -> None:
+    sizes, zeros = np.full(8, 2 * GATHER_BYTES, np.uint64), np.zeros(8, np.intp)
+    assert plan_packs(zeros, starts_of(sizes), sizes, zeros, raw=()).frame.max() == 0
+    assert plan_packs(zeros, starts_of(sizes), sizes, zeros, raw={0}).frame.max() == 7
 
 
 def test_no_small_piece_is_cut_by_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,5 +282,5 @@ def test_no_small_piece_is_cut_by_a_pack(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("ckptflow.data.pack.FRAME_BYTES", 64)
     monkeypatch.setattr("ckptflow.data.pack.PACK_BYTES", 128)
     sizes, zeros = np.full(20, 40, np.uint64), np.zeros(20, np.intp)
-    plan = plan_packs(zeros, starts_of(sizes), sizes, zeros)
+    plan = plan_packs(zeros, starts_of(sizes), sizes, zeros, raw={0})
     assert plan.pack_edges.tolist() == [0, 160, 280, 400, 520, 640, 800]
