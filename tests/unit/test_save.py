@@ -388,7 +388,7 @@ def test_a_repeated_save_never_gives_one_key_two_meanings(disk: MemoryTier) -> N
 
 
 def test_nothing_is_written_for_a_chunk_size_that_cannot_be(disk: MemoryTier) -> None:
-    with pytest.raises(ValueError, match="multiple of 8 and at least 16, got 12"):
+    with pytest.raises(ValueError, match="multiple of 8, at least 16, not 12"):
         write(disk, FIRST, 1, chunk_bytes=12)
     assert list(disk.iter_keys("")) == []
 
