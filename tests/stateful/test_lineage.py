@@ -44,7 +44,7 @@ from ckptflow.tiers.tier import Tier
 LINEAGE = LineageId("exp", "task")
 PREFIX = f"{LINEAGE.prefix}/"
 KEEP = Retention(newest=2)
-CHUNK = 64
+CHUNK, CELL = 64, 16
 
 State = dict[str, Any]
 
@@ -101,17 +101,23 @@ def write(
 ) -> Base:
     flat = flatten(state)
     views = flat.copy_into(memoryview(bytearray(flat.total_bytes)))
-    regions = zip(flat.regions, views, strict=True)
-    return write_checkpoint(
+    regions = [
+        NamedRegion(region.name, view) for region, view in zip(flat.regions, views, strict=True)
+    ]
+    new = write_checkpoint(
         tier,
         LINEAGE,
         checkpoint,
         structure=flat.structure,
-        regions=[NamedRegion(region.name, view) for region, view in regions],
+        regions=regions,
         base=base,
         chunk_bytes=CHUNK,
+        cell_bytes=CELL,
+        goal="small",
         **options,
     )
+    new.memory.bytes_at_hand = {region.name: region.data for region in regions}
+    return new
 
 
 class LifeOfATask(RuleBasedStateMachine):

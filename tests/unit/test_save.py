@@ -15,6 +15,7 @@ import pytest
 
 from ckptflow import manifest as manifest_file
 from ckptflow.data import pack as pack_module
+from ckptflow.data.encoding import Goal
 from ckptflow.errors import FencedError, TierError, TierFull, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Lineage, ensure_store
@@ -44,6 +45,7 @@ def write(
     attempt: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
     before_commit: Callable[[], None] = lambda: None,
+    goal: Goal = "auto",
 ) -> Base:
     return write_checkpoint(
         tier,
@@ -54,6 +56,7 @@ def write(
         base=base,
         chunk_bytes=chunk_bytes,
         before_commit=before_commit,
+        goal=goal,
     )
 
 
@@ -255,6 +258,31 @@ SCENES = [
     for name, scene in (("full", _full), ("delta", _delta))
     for sizes in ("one pack", "many packs")
 ]
+
+
+@pytest.mark.parametrize("crash_at", [0, 1, 2])
+def test_a_crash_between_saves_of_deltas(disk: MemoryTier, crash_at: int) -> None:
+    """The bytes at hand stay those of the base, and the next delta is on them."""
+    numbers = np.arange(2000, dtype="<u4") * np.uint32(0x9E3779B1)
+    states = [{"w": (numbers + np.uint32(step)).tobytes()} for step in range(4)]
+
+    def saved(tier: Tier, step: int, base: Base | None) -> Base:
+        new = write(tier, states[step], step, base, goal="small")
+        new.memory.bytes_at_hand = {"w": memoryview(states[step]["w"])}
+        return new
+
+    base = saved(disk, 1, saved(disk, 0, None))
+    assert len(base.manifest.regions[0].deltas) == 1
+    crashing = CrashingTier(disk, crash_at=crash_at)
+    if crash_at < 2:  # A pack and a manifest.
+        with pytest.raises(Crash):
+            saved(crashing, 2, base)
+    else:
+        base = saved(crashing, 2, base)
+    base = saved(disk, 3, base)
+    assert len(base.manifest.regions[0].deltas) == (3 if crash_at == 2 else 2)
+    there = (0, 1, 2, 3) if crash_at == 2 else (0, 1, 3)
+    assert everything(disk) == {step: states[step] for step in there}
 
 
 @pytest.mark.parametrize(("scene", "sizes"), SCENES)
