@@ -44,7 +44,7 @@ def test_pieces_of_one_encoding_lie_together() -> None:
     draft = Draft()
     for region, encoding in enumerate([1, 0, 1, 0]):
         draft.add(region, u64(0), u64(16), encoding)
-    plan, placed = draft.plan(table((64, 0, OWN)))
+    plan, placed = draft.plan(table((64, 0, OWN)), raw=[0])
     assert plan.region.tolist() == [1, 3, 0, 2]
     assert plan.encoding.tolist() == [0, 0, 1, 1]
     _, rows = placed.final(table(*((16, 16 * n, OWN) for n in range(4))), 7)
@@ -55,7 +55,7 @@ def test_what_no_row_refers_to_is_left_out() -> None:
     draft = Draft()
     draft.add(0, u64(0, 100, 200), u64(16, 16, 16), 0)
     needed = table((8, 0, OWN), (16, 9, FILL), (8, 40, OWN), (4, 40, OWN), (9, 16, 0))
-    plan, placed = draft.plan(needed)
+    plan, placed = draft.plan(needed, raw=[0])
     assert plan.start.tolist() == [0, 208]
     assert plan.length.tolist() == [8, 8]
     origin, rows = placed.final(needed, 3)
@@ -72,7 +72,7 @@ def test_what_no_row_refers_to_is_left_out() -> None:
 def test_logs_say_nowhere_for_what_was_left_out() -> None:
     draft = Draft()
     draft.add(0, u64(0, 100, 200), u64(16, 16, 16), 0)
-    _, placed = draft.plan(table((20, 4, OWN)))
+    _, placed = draft.plan(table((20, 4, OWN)), raw=[0])
     log = table((48, 0, OWN), (16, 5, 0), (16, 8, OWN))
     assert rows_of(placed.written(log)) == [
         (4, 0, NOWHERE, 0),
@@ -86,7 +86,7 @@ def test_logs_say_nowhere_for_what_was_left_out() -> None:
 
 
 def test_nothing_to_write() -> None:
-    plan, placed = Draft().plan(table((16, 0, 0), (8, 0, FILL)))
+    plan, placed = Draft().plan(table((16, 0, 0), (8, 0, FILL)), raw=[0])
     assert plan.pack_count == 0
     assert len(placed.written(table())) == 0
     assert rows_of(placed.final(table((16, 0, 0)), 1)[1]) == [(16, 0, 0, 0)]
@@ -96,7 +96,7 @@ def test_rows_are_cut_where_a_pack_ends(small_packs: None) -> None:
     draft = Draft()
     draft.add(0, u64(0), u64(300), 0)
     needed = table((8, 1, 0), (300, 0, OWN), (8, 0, KEEP))
-    plan, placed = draft.plan(needed)
+    plan, placed = draft.plan(needed, raw=[0])
     assert plan.pack_edges.tolist() == [0, 128, 256, 300]
     origin, rows = placed.final(needed, 5)
     assert origin.tolist() == [0, 1, 1, 1, 2]
@@ -113,7 +113,7 @@ def test_a_period_in_one_pack_stays_a_period(small_packs: None) -> None:
     draft = Draft()
     draft.add(0, u64(*range(0, 400, 40)), np.full(10, 40, np.uint64), 0)
     needed = table(*((200, 40 * n, OWN, 40) for n in range(10)))
-    plan, placed = draft.plan(needed)
+    plan, placed = draft.plan(needed, raw=[0])
     assert plan.pack_count > 2
     _, rows = placed.final(needed, 0)
     assert len(rows) == 10
@@ -126,7 +126,7 @@ def test_a_period_in_two_packs_is_written_out(small_packs: None) -> None:
     draft = Draft()
     draft.add(0, u64(*range(0, 400, 40)), np.full(10, 40, np.uint64), 0)
     needed = table((8, 9, 0), (190, 120, OWN, 80), (400, 0, OWN))
-    plan, placed = draft.plan(needed)
+    plan, placed = draft.plan(needed, raw=[0])
     assert plan.pack_edges.tolist() == [0, 160, 280, 400]
     origin, rows = placed.final(needed, 0)
     head, tail = (40, 120, 0, 0), (40, 0, 1, 0)

@@ -31,7 +31,7 @@ def worn_of(sizes: list[int], *regions: Layers) -> list[bool]:
 def drafted(draft: Draft) -> list[tuple[int, int, int]]:
     """Region, start and length of everything in the draft."""
     whole = table((draft.size_bytes, 0, OWN))
-    plan, _ = draft.plan(whole)
+    plan, _ = draft.plan(whole, raw=[0])
     assert set(plan.encoding.tolist()) <= {GATHERED}
     columns = (plan.region, plan.start, plan.length)
     return list(zip(*(column.tolist() for column in columns), strict=True))
