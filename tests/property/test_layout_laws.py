@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from ckptflow.model import FILL, CheckpointId, LineageId, Manifest
 from ckptflow.store import wear
-from ckptflow.store.memory import Base, Memory, NamedRegion, remember
 from ckptflow.store.changes import find_changes
 from ckptflow.store.choice import choose_encodings
 from ckptflow.store.layout import lay_out
+from ckptflow.store.memory import Base, Memory, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.store.wear import LIVE_FRACTION_MIN, PACKS_MAX

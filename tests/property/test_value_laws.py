@@ -17,9 +17,9 @@ from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store import descent
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.catalog import Lineage, ensure_store
 from ckptflow.store.descent import ArrayValues, compare_values
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.save import write_checkpoint
 from ckptflow.store.tally import Tolerance
 from ckptflow.tiers.memory import MemoryTier
