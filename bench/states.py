@@ -33,7 +33,7 @@ from report import Claim, Row, Value, arguments, finish, ratio, require, time_in
 from state_sources import CHECKPOINTS, STATES, State
 
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.base import Base, NamedRegion
+from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.posix import PosixTier

@@ -94,7 +94,9 @@ def unzstd(data: bytes) -> bytes:
 
 def unfilter(kind: int, word: int, data: bytes, size: int) -> bytes:
     """Undo a filter; ``size`` is what has to come out."""
-    check(kind in range(4) and (1 <= word <= 16 if kind else word == 0), f"filter {kind}, {word}")
+    check(
+        kind in range(4) and (1 <= word <= 16 if kind else word == 0), f"filter {kind}, {word}"
+    )
     if not kind:
         return data
     raw, count = np.frombuffer(data, np.uint8), size // word
@@ -103,7 +105,9 @@ def unfilter(kind: int, word: int, data: bytes, size: int) -> bytes:
     elif kind == 2:
         count = count // 8 * 8
         planes = raw[: count * word].reshape(8 * word, count // 8)
-        bits = np.unpackbits(planes, axis=1, bitorder="little")  # One row for each bit of a word.
+        bits = np.unpackbits(
+            planes, axis=1, bitorder="little"
+        )  # One row for each bit of a word.
         words, rest = np.packbits(bits.T, axis=1, bitorder="little"), raw[count * word :]
     else:
         head, tail = -(-count // 8), size - count * word
@@ -127,7 +131,9 @@ def plain_stream(lineage: Path, pack: dict[str, Any]) -> bytes:
     check(raw[-16:] == struct.pack("<Q8s", n, b"CKFPEND1"), f"{key}: wrong end")
     check(seal(table) == raw[-32:-16] == bytes.fromhex(pack["table"]), f"{key}: wrong seal")
     position, plain = 16, []
-    for stored, size, codec, kind, word, zero, expected in struct.iter_unpack("<2I4B16s", table):
+    for stored, size, codec, kind, word, zero, expected in struct.iter_unpack(
+        "<2I4B16s", table
+    ):
         frame = raw[position : position + stored]
         position += stored
         check(text(digest(frame)) == expected.hex(), f"{key}: damaged before {position}")
