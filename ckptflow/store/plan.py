@@ -136,7 +136,7 @@ class Planner:
         )
         if wrong:
             _log.error(
-                "%s: bytes of %s have the digest of others, but differ: stored as new.",
+                "%s: bytes of %s differ from those stored with their digest: stored as new.",
                 self.lineage,
                 ", ".join(wrong),
             )

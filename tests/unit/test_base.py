@@ -313,3 +313,19 @@ def test_cells_under_deltas_and_of_patterns_are_new_after_a_restore(disk: Memory
     state = {"a": new.tobytes(), "b": new.tobytes()}
     base = write(disk, 2, state, again)
     assert read(disk, base) == state
+
+
+def test_verification_does_not_copy_from_packs_that_are_damaged(disk: MemoryTier) -> None:
+    """Not even when they are so damaged that they cannot be decoded; and saves go on."""
+    rng = np.random.default_rng(4)
+    first, second = (rng.integers(0, 3, 5000, dtype=np.uint8).tobytes() for _ in range(2))
+    base = write(disk, 0, {"a": first}, None, goal="small")
+    key = f"{LINEAGE.prefix}/{base.manifest.packs[0].key}"
+    assert base.manifest.written_bytes < len(first)  # Compressed.
+    base = write(disk, 1, {"a": second}, base, goal="small")
+    damaged = bytearray(disk.get(key))
+    damaged[16:200] = bytes(184)
+    disk.put(key, [damaged])
+    for step in (2, 3):
+        base = write(disk, step, {"a": first}, base, goal="small", verify="all")
+        assert read(disk, base) == {"a": first}
