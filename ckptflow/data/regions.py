@@ -277,7 +277,10 @@ def plan_restore(
         FormatError: the structure is not of this version, or contradicts itself.
     """
     fit = Fit()
-    build = fit.node(structure, ABSENT if target is None else target, None)
+    try:
+        build = fit.node(structure, ABSENT if target is None else target, None)
+    except RecursionError as error:
+        raise FormatError("The structure of the checkpoint is nested too deeply.") from error
     for slot in fit.slots:
         if slot.spec.region >= len(region_sizes):
             raise FormatError(f"The checkpoint has no region {slot.spec.region}.")

@@ -675,3 +675,12 @@ def test_array_from_reads_any_region() -> None:
     structure, copies = saved({"a": np.arange(6.0).reshape(2, 3).T})
     ((_, spec),) = iter_arrays(structure)
     assert array_from(spec, copies[spec.region]).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_structure_nested_too_deeply_is_not_of_this_format() -> None:
+    """No save writes one: it refuses such a state."""
+    structure: Any = 1
+    for _ in range(3000):
+        structure = ["list", structure]
+    with pytest.raises(FormatError, match="nested too deeply"):
+        plan_restore(structure, [], None)
