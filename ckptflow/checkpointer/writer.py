@@ -88,7 +88,8 @@ class Writer:
         self._on_durable, self._record_resume = on_durable, record_resume
         self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._packing, self._retention = packing, retention
-        self._parent: Captured | None = None  # The last snapshot, kept for deltas on it.
+        self._parent: Captured | None = None  # The last snapshot, kept for deltas on it,
+        self._parent_in_use = False  # which are being made.
         self._parent_lock = threading.Lock()
         self.is_room_short: Callable[[], bool] = lambda: False
         self.failures: list[CheckpointError] = []
@@ -125,6 +126,7 @@ class Writer:
         """Write what is queued, copy it outward, then stop."""
         self._requests.put(None)
         self._thread.join()
+        self.drop_parent()  # The memory belongs to all attempts of the task.
         if self._flusher:
             self._flusher.close()
 
@@ -134,12 +136,7 @@ class Writer:
                 request.set()
                 continue
             try:
-                try:
-                    tier, base, duration_s = self._write(request)
-                except BaseException:
-                    request.captured.release()
-                    raise
-                self._keep_parent(request.captured, base)
+                tier, base, duration_s = self._write_and_keep(request)
                 self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
                 self._fail(request.ticket, error)
@@ -152,6 +149,25 @@ class Writer:
                 self._fail(request.ticket, broken)
             finally:
                 self._finished += 1
+
+    def _write_and_keep(self, request: SaveRequest) -> tuple[Tier, Base, float]:
+        """Write a snapshot, then keep it or give it back. See `_write`."""
+        self._use_parent(in_use=True)
+        try:
+            tier, base, duration_s = self._write(request)
+        except BaseException:
+            self._use_parent(in_use=False)
+            request.captured.release()
+            if self.is_room_short():  # Who asked for the parent's memory meanwhile got nothing.
+                self.drop_parent()
+            raise
+        self._use_parent(in_use=False)
+        self._keep_parent(request.captured, base)
+        return tier, base, duration_s
+
+    def _use_parent(self, *, in_use: bool) -> None:
+        with self._parent_lock:
+            self._parent_in_use = in_use
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
@@ -197,11 +213,15 @@ class Writer:
             captured.release()
 
     def drop_parent(self) -> None:
-        """Give the memory of the last snapshot back: the next save needs room."""
+        """Give the memory of the last snapshot back: the next save needs room.
+
+        Not while deltas on it are being made, whose bytes would change under them; when those
+        are written it goes in any case.
+        """
         with self._parent_lock:
-            parent, self._parent = self._parent, None
-            if parent is None:
+            if self._parent_in_use or self._parent is None:
                 return
+            parent, self._parent = self._parent, None
             for base in self._bases.values():
                 base.memory.bytes_at_hand = {}
         parent.release()
