@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from ckptflow.checkpointer.arguments import (
     check_budget,
+    checked_objects,
     metrics_of,
     rules_of,
     step_of,
@@ -99,7 +100,7 @@ class Checkpointer:
         self._interval, self._retention = parse_interval(every), parse_retention(keep)
         self._rules = rules_of(self._lineage.tiers, flush_every or {})
         self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
-        self._objects = objects
+        self._objects = checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
         self._capturer = Capturer(budget_bytes)
         self._writer: Writer | None = None

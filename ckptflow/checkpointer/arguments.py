@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
 from ckptflow.policy.placement import TierRule
+from ckptflow.store.packing import Packing
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
@@ -78,3 +80,17 @@ def metrics_of(metrics: Mapping[str, float] | None) -> dict[str, float]:
         if not isinstance(value, Real) or not isinstance(name, str):
             raise ConfigError(f"Metric {name!r} is {value!r}; metrics are numbers by name.")
     return {name: float(value) for name, value in given.items()}
+
+
+def checked_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects that make the state.
+
+    Raises:
+        ConfigError: one is no object, but an option of `Packing` at the wrong place.
+    """
+    if misplaced := sorted(set(objects) & {field.name for field in fields(Packing)}):
+        name = misplaced[0]
+        raise ConfigError(
+            f"{name} is no object of the state; give packing=Packing({name}={objects[name]!r})."
+        )
+    return dict(objects)

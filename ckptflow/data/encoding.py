@@ -103,13 +103,15 @@ class Choice:
 def sample_ranges(length_bytes: int, item_bytes: int = 1) -> list[tuple[int, int]]:
     """Return start and length of evenly spaced samples, which start and end between items.
 
-    All of it in one, where the samples would cover it.
+    All of it in one, where the samples would cover it. Of less than 4 MiB there are fewer
+    than `SAMPLE_COUNT`, down to two, so that sampling costs no more than encoding.
     """
     size = SAMPLE_BYTES // item_bytes * item_bytes or item_bytes
-    if length_bytes <= SAMPLE_COUNT * size:
+    count = min(SAMPLE_COUNT, max(2, length_bytes // (SAMPLE_COUNT * SAMPLE_BYTES)))
+    if length_bytes <= count * size:
         return [(0, length_bytes)] if length_bytes else []
     last = length_bytes - size
-    starts = [last * i // (SAMPLE_COUNT - 1) for i in range(SAMPLE_COUNT)]
+    starts = [last * i // (count - 1) for i in range(count)]
     return [(start // item_bytes * item_bytes, size) for start in starts]
 
 

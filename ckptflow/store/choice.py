@@ -7,7 +7,7 @@ and, where the parent's are at hand, one for deltas. Little new data is not wort
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
 from ckptflow.model import ExtentTable
 from ckptflow.policy.cells import Writing
-from ckptflow.store.drafting import RegionEncoding
+from ckptflow.store.drafting import DeltaBounds, RegionEncoding
 from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.units import KIB, MIB
 
@@ -27,17 +27,14 @@ SAMPLED_BYTES_MIN: dict[Goal, int] = {"auto": 64 * KIB, "small": 1 * KIB}
 HARD_BYTES_MAX = 16 * MIB  # Of new data that the slowest level of zstd is tried on.
 USUAL = Encoding(Codec.ZSTD, 1)
 
-# A restore reads every delta besides the bytes it changes. With the goal "auto" all deltas of a
-# region are at most this long, so that it reads at most a quarter more.
-DELTA_FRACTION_AUTO = 0.25
-DELTA_FRACTION_SMALL = 4.0
+# With the goal "auto" a restore reads a quarter more than that of a full checkpoint, at most;
+# with "small" twice as much. Sparse deltas are long, but decoded at the speed of memory.
+DELTA_BOUNDS: dict[Goal, DeltaBounds] = {
+    "auto": DeltaBounds(layers=4, plain_fraction=1.0, stored_fraction=0.25),
+    "small": DeltaBounds(layers=16, plain_fraction=16.0, stored_fraction=1.0),
+}
 
 SMALL_BYTES_PER_S, FAST_BYTES_PER_S = 1e8, 1e9  # For who wants few bytes, storage is slow.
-
-
-def delta_fraction_max(goal: Goal) -> float:
-    """Return how long all deltas of a region may be, per byte of the region."""
-    return DELTA_FRACTION_AUTO if goal == "auto" else DELTA_FRACTION_SMALL
 
 
 def choose_encodings(
@@ -89,7 +86,7 @@ def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> Regi
         cores=cores,
         goal=goal,
     )
-    return RegionEncoding(plain.encoding, choice.encoding, reasons, plain.ratio)
+    return RegionEncoding(plain.encoding, choice.encoding, reasons, plain.ratio, choice.ratio)
 
 
 def _samples(start: U64, length: U64, item_bytes: int) -> list[tuple[int, int]]:
@@ -123,25 +120,33 @@ def note_ratios(
 
 
 def writings_of(
-    encodings: Sequence[RegionEncoding],
+    count: int,
+    with_deltas: Collection[int],
     memory: Memory,
     achieved: Mapping[int, tuple[int, int]],
     *,
     goal: Goal,
 ) -> list[Writing]:
-    """Return how each region was written, for the choice of its cells."""
+    """Return how each region was written, for the choice of its cells.
+
+    Args:
+        count: of regions.
+        with_deltas: numbers of those of which some bytes were stored as deltas.
+        memory: knows how fast the tier is.
+        achieved: plain and stored bytes, by the number of the region.
+        goal: see `ckptflow.store.save.write_checkpoint`.
+    """
     speed = memory.put_bytes_per_s or Writing().bytes_per_s
     # What is written must also be copied outward, and kept: no tier makes bytes free.
     speed = SMALL_BYTES_PER_S if goal == "small" else min(speed, FAST_BYTES_PER_S)
-    nothing = 1, 1
-    return [
-        Writing(
-            ratio=plain_bytes / stored_bytes,
-            delta_coded=encoding.delta is not None,
-            bytes_per_s=speed,
+    writings = []
+    for number in range(count):
+        plain_bytes, stored_bytes = achieved.get(number, (1, 1))
+        writings.append(
+            Writing(
+                ratio=plain_bytes / stored_bytes,
+                delta_coded=number in with_deltas,
+                bytes_per_s=speed,
+            )
         )
-        for encoding, (plain_bytes, stored_bytes) in (
-            (encoding, achieved.get(number, nothing))
-            for number, encoding in enumerate(encodings)
-        )
-    ]
+    return writings

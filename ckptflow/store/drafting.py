@@ -23,9 +23,22 @@ from ckptflow.store.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
 from ckptflow.store.repeats import fold
 from ckptflow.store.short_runs import NO_CELL, without_short_runs
 
-LAYERS_MAX = 8  # Delta layers of a region; every restore pays for each.
-
 GATHERED = 0  # Number of the encoding of pieces that come from several regions.
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaBounds:
+    """How many deltas a region may have, since a restore reads them besides what they change.
+
+    Attributes:
+        layers: how many on top of each other.
+        plain_fraction: how long they may be, per byte of the region.
+        stored_fraction: how much they may take in packs, for what the bottom takes there.
+    """
+
+    layers: int
+    plain_fraction: float
+    stored_fraction: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +49,15 @@ class RegionEncoding:
         plain: as they are.
         delta: as deltas on the parent's bytes; ``None`` if that does not pay.
         reasons: a sentence for people; empty if nothing had to be chosen.
-        ratio: plain over stored bytes, expected.
+        ratio: plain over stored bytes, expected; of bytes as they are.
+        delta_ratio: likewise of deltas.
     """
 
     plain: Encoding
     delta: Encoding | None = None
     reasons: str = ""
     ratio: float = 1.0
+    delta_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +112,15 @@ class Drafting:
         diffs: Sequence[RegionDiff],
         memory: Memory,
         encodings: Sequence[RegionEncoding],
-        delta_fraction_max: float,
+        bounds: DeltaBounds,
     ) -> None:
         self.draft = Draft()
         self.encodings = [Encoding()]  # Of what comes from several regions.
         self.logs: dict[int, ExtentTable] = {}
-        self._diffs, self._memory, self._delta_fraction_max = diffs, memory, delta_fraction_max
+        self._diffs, self._memory, self._bounds = diffs, memory, bounds
+        self._stored_per_byte = np.array(
+            [pack.size_bytes / max(pack.plain_bytes, 1) for pack in memory.packs]
+        )
         self._region_encodings = encodings
         self._old = _old_layers(memory)
         self._fresh = [_Scattered() for _ in diffs]  # Bottom rows in the place of old ones.
@@ -112,6 +130,11 @@ class Drafting:
         for number, diff in enumerate(diffs):
             self._take(number, diff)
         self._settle()
+
+    @property
+    def with_deltas(self) -> frozenset[int]:
+        """Numbers of the regions of which some bytes were drafted as deltas."""
+        return frozenset(self._deltas)
 
     def layers(self) -> list[Layers]:
         """Return the layers of each region."""
@@ -176,27 +199,38 @@ class Drafting:
         if how.delta is None or at_hand is None or old is None or diff.whole:
             return np.zeros(len(start), np.bool_)
         level = np.zeros(len(start), np.intp)
-        delta_bytes = 0
         for height, (_, _, rows) in enumerate(old.deltas, 1):
-            changes = rows.pack != KEEP
-            level[covered(rows, changes, start, length) > 0] = height
-            delta_bytes += int(rows.length[changes].sum())
+            level[covered(rows, rows.pack != KEEP, start, length) > 0] = height
         wanted = how.delta.op, how.delta.op_word
         fits = np.array([*((op, word) == wanted for op, word, _ in old.deltas), True])
         size, size_before = len(diff.region.data), int(old.bottom.length.sum())
         end = start + length
-        in_reach = (end <= min(len(at_hand), size_before)) & (level < LAYERS_MAX)
+        in_reach = (end <= min(len(at_hand), size_before)) & (level < self._bounds.layers)
         # Where a region was cut off, so may be the last word of the deltas below.
         torn = (end == size) & (level > 0) & (size < size_before)
         possible: NDArray[np.bool_] = in_reach & fits[level] & ~torn
-        delta_bytes += int(length[possible].sum())
-        if delta_bytes > self._delta_fraction_max * size:
+        if not self._within_bounds(old, size, int(length[possible].sum()), how.delta_ratio):
             possible[:] = False
         a, n = start[possible], length[possible]
         if len(a):
             position = self.draft.add(number, a, n, self.encoding_of(number, delta=True))
             self._deltas[number] = _NewDeltas(a, n, level[possible], position)
         return possible
+
+    def _within_bounds(self, old: Layers, size: int, new_bytes: int, ratio: float) -> bool:
+        """Tell whether a region may have some more bytes of deltas."""
+        above = ExtentTable.of([rows.take(rows.stored) for _, _, rows in old.deltas])
+        plain_bytes = int(above.length.sum()) + new_bytes
+        stored_bytes = self._stored_bytes(above) + new_bytes / ratio
+        bottom_bytes = self._stored_bytes(old.bottom.take(old.bottom.stored))
+        return (
+            plain_bytes <= self._bounds.plain_fraction * size
+            and stored_bytes <= self._bounds.stored_fraction * bottom_bytes
+        )
+
+    def _stored_bytes(self, rows: ExtentTable) -> float:
+        """Return about how much rows take in their packs."""
+        return float((rows.extent * self._stored_per_byte[rows.pack]).sum())
 
     def _settle(self) -> None:
         """Say where the cells of each log lie, and resolve rows that refer to this draft."""

@@ -18,7 +18,7 @@ from ckptflow.data.extents import merge, starts_of
 from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
-from ckptflow.store.drafting import Drafting, Layers, RegionEncoding
+from ckptflow.store.drafting import DeltaBounds, Drafting, Layers, RegionEncoding
 from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.store.pieces import PACK_MAX
 from ckptflow.store.wear import Worn, outworn
@@ -36,6 +36,7 @@ class Layout:
         shared: numbers, in the memory's list, of the older packs that are needed.
         cells: per size of cell, where the cells of its log lie; packs count through the
             memory's list, then the new packs.
+        with_deltas: numbers of the regions of which some new bytes are stored as deltas.
     """
 
     plan: PackPlan
@@ -43,6 +44,7 @@ class Layout:
     regions: list[Layers]
     shared: list[int]
     cells: dict[int, ExtentTable]
+    with_deltas: frozenset[int]
 
 
 def lay_out(
@@ -50,7 +52,7 @@ def lay_out(
     memory: Memory,
     encodings: Sequence[RegionEncoding],
     *,
-    delta_fraction_max: float,
+    bounds: DeltaBounds,
 ) -> Layout:
     """Lay out what ``diffs`` found against ``memory``.
 
@@ -58,9 +60,9 @@ def lay_out(
         diffs: all regions, in order.
         memory: what they were diffed against.
         encodings: how the new bytes of each region are best stored.
-        delta_fraction_max: how many bytes of deltas a region may have, per byte of its own.
+        bounds: how many deltas a region may have.
     """
-    drafting = Drafting(diffs, memory, encodings, delta_fraction_max)
+    drafting = Drafting(diffs, memory, encodings, bounds)
     layers = drafting.layers()
     sizes = np.array([pack.plain_bytes for pack in memory.packs], np.uint64)
     logs = drafting.logs
@@ -86,7 +88,8 @@ def lay_out(
         cell_bytes: placed.final(placed.written(log), new)[1]
         for cell_bytes, log in logs.items()
     }
-    return Layout(plan, drafting.encodings, regions, [int(number) for number in shared], cells)
+    numbers = [int(number) for number in shared]
+    return Layout(plan, drafting.encodings, regions, numbers, cells, drafting.with_deltas)
 
 
 def _merged(rows: ExtentTable) -> ExtentTable:

@@ -16,7 +16,7 @@ from ckptflow.data.encoding import Goal
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId, ExtentTable, LineageId, PackRef, RegionEntry
 from ckptflow.store.changes import find_changes
-from ckptflow.store.choice import choose_encodings, delta_fraction_max
+from ckptflow.store.choice import DELTA_BOUNDS, choose_encodings
 from ckptflow.store.drafting import RegionEncoding
 from ckptflow.store.duplicates import Verify, without_wrong_duplicates
 from ckptflow.store.layout import Layout, lay_out
@@ -142,8 +142,7 @@ class Planner:
             )
         cores = min(THREADS_MAX, len(os.sched_getaffinity(0)))
         encodings = choose_encodings(diffs, memory, goal=self.goal, cores=cores)
-        fraction = delta_fraction_max(self.goal)
-        layout = lay_out(diffs, memory, encodings, delta_fraction_max=fraction)
+        layout = lay_out(diffs, memory, encodings, bounds=DELTA_BOUNDS[self.goal])
         return Plan(diffs, encodings, layout, memory, self.chunk_bytes)
 
 

@@ -148,7 +148,8 @@ def _remember(
         memory.put_bytes_per_s = packer.put_bytes_per_s
     writings = None
     if adapt:
-        writings = writings_of(plan.encodings, memory, packer.achieved, goal=goal)
+        count, with_deltas = len(plan.diffs), plan.layout.with_deltas
+        writings = writings_of(count, with_deltas, memory, packer.achieved, goal=goal)
     remember_changes(plan.diffs, memory, writings, chunk_bytes=manifest.chunk_bytes)
 
 

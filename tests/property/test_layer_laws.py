@@ -35,7 +35,8 @@ from ckptflow.model import FILL, KEEP, CheckpointId, DeltaOp, LineageId, Manifes
 from ckptflow.store import changes, drafting, layout, pieces, plan, repeats, wear
 from ckptflow.store import memory as memory_module
 from ckptflow.store.catalog import ensure_store
-from ckptflow.store.drafting import RegionEncoding
+from ckptflow.store.choice import DELTA_BOUNDS
+from ckptflow.store.drafting import DeltaBounds, RegionEncoding
 from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
@@ -356,7 +357,7 @@ def check_bounds(manifest: Manifest, own: set[str], packs_max: int) -> None:
         least = 1.0 if pack.key in own else wear.LIVE_FRACTION_MIN
         assert used.sum() >= least * pack.plain_bytes > 0
     for entry, layers in zip(manifest.regions, manifest.region_layers(), strict=True):
-        assert len(entry.deltas) == len(layers) - 1 <= drafting.LAYERS_MAX
+        assert len(entry.deltas) == len(layers) - 1 <= DELTA_BOUNDS["small"].layers
         for rows in layers[1:]:
             assert rows.stored.any()
             assert not rows.period.any()
@@ -482,7 +483,10 @@ class Census:
 def test_what_is_tested_happens() -> None:
     """In lives of the same events, drawn without Hypothesis; and these are right, too."""
     census = Census()
-    with census.watch():
+    # Packs of so few bytes are mostly head and table; that must not forbid deltas.
+    generous = DeltaBounds(layers=8, plain_fraction=8.0, stored_fraction=1000.0)
+    bounds = mock.patch.dict(DELTA_BOUNDS, auto=generous, small=generous)
+    with bounds, census.watch():
         for seed in range(40):
             rng = np.random.default_rng(seed)
             life = Life(MemoryTier(), random_setting(rng))

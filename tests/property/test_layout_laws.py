@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckptflow.model import FILL, CheckpointId, LineageId, Manifest
 from ckptflow.store import wear
 from ckptflow.store.changes import find_changes
-from ckptflow.store.choice import choose_encodings
+from ckptflow.store.choice import DELTA_BOUNDS, choose_encodings
 from ckptflow.store.layout import lay_out
 from ckptflow.store.memory import Base, Memory, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
@@ -278,7 +278,7 @@ def test_layouts_are_values() -> None:
         memory: Memory = base.memory
         diffs = find_changes(regions, memory, chunk_bytes=64, cell_bytes=None)
         encodings = choose_encodings(diffs, memory, goal="auto", cores=1)
-        layout = lay_out(diffs, memory, encodings, delta_fraction_max=1)
+        layout = lay_out(diffs, memory, encodings, bounds=DELTA_BOUNDS["auto"])
         memory.rollback()
         return layout
 

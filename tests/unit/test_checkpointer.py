@@ -362,6 +362,10 @@ def test_names_that_look_alike_are_kept_apart(disk: MemoryTier) -> None:
         ({"packing": "chunk=0"}, r"not 0"),
         ({"packing": "cell=100"}, r"cell_bytes is a multiple of 8, at least 16, that divides"),
         ({"packing": "tiny"}, r"'tiny' does not say how to store checkpoints"),
+        (
+            {"chunk_bytes": 256},
+            r"chunk_bytes is no object .* packing=Packing\(chunk_bytes=256\)",
+        ),
         ({"budget_bytes": -1}, r"budget_bytes must not be negative, got -1"),
         ({"run": "a b"}, r"'a b' cannot be the name of a run"),
         ({"task": ""}, r"'' cannot be the name of a task"),
