@@ -239,7 +239,8 @@ def _joined_reads(
 ) -> Iterator[tuple[slice, tuple[int, int, int, int]]]:
     """Yield pieces for which one direct read pays, and that read.
 
-    It is (region, start, offset in the object, length); pieces are sorted by source.
+    It is (region, start, offset in the object, length); pieces are sorted by source. No two
+    reads have bytes in common: where they would, over gaps, no gap is read over.
     """
     start, length = pieces.start.astype(np.int64), pieces.length.astype(np.int64)
     offset, end = pieces.source.astype(np.int64) + shift, start + length
@@ -255,10 +256,23 @@ def _joined_reads(
     )
     last = np.append(heads[1:], len(start))[: len(heads)] - 1
     total = end[last] - start[heads]
-    for i in np.flatnonzero(total >= DIRECT_BYTES).tolist():
+    pays = np.flatnonzero(total >= DIRECT_BYTES)
+    if gap_bytes and _overlap(pieces.region[heads[pays]], start[heads[pays]], end[last[pays]]):
+        yield from _joined_reads(pieces, shift, 0)
+        return
+    for i in pays.tolist():
         first = int(heads[i])
         read = int(pieces.region[first]), int(start[first]), int(offset[first]), int(total[i])
         yield slice(first, int(last[i]) + 1), read
+
+
+def _overlap(
+    region: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> bool:
+    """Tell whether some stretches overlap: what one reads over, another may have to read."""
+    order = np.lexsort((start, region))
+    region, start, end = region[order], start[order], end[order]
+    return bool(((region[1:] == region[:-1]) & (start[1:] < end[:-1])).any())
 
 
 def _direct_read(pack: Pack, target: memoryview, offset: int) -> Callable[[Tier], None]:

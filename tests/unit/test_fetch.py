@@ -59,6 +59,31 @@ def test_many_histories_read_back(seed: int, chunk_bytes: int) -> None:
     assert joined, "no read went over a gap, so nothing was tested"
 
 
+def test_two_sources_that_take_turns_do_not_overwrite_each_other() -> None:
+    """Both lie in one pack, and the gaps of each are what the other has to bring."""
+    rng, tier = np.random.default_rng(0), MemoryTier()
+    one, other = (np.frombuffer(rng.bytes(SIZE), np.uint8) for _ in range(2))
+    turns = np.arange(SIZE) // (16 << 10) % 2 == 0
+    states = [one, other, np.where(turns, one, other)]
+    base = write_checkpoint(
+        tier,
+        LINEAGE,
+        CheckpointId(0, 1),
+        structure=None,
+        regions=[
+            NamedRegion(name, state.data) for name, state in zip("abc", states, strict=True)
+        ],
+        base=None,
+        chunk_bytes=4096,
+    )
+    assert base.manifest.written_bytes < 2.1 * SIZE
+    back = [np.full(SIZE, 255, np.uint8) for _ in states]
+    notes: list[str] = []
+    read_checkpoint([tier], base.manifest, [one.data for one in back], note=notes.append)
+    assert all(map(np.array_equal, back, states))
+    assert notes == []
+
+
 def _reads_over_gaps(base: Base) -> int:
     """Count short rows between two long ones of one pack, which a read may go over."""
     table = base.manifest.extents
