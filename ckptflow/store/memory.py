@@ -180,6 +180,7 @@ class Memory:
             cells: per size of cell, a table that covers its log. Packs count through those of
                 the memory so far, then through those that the checkpoint wrote.
         """
+        self.of = None  # Of nothing, until all is settled: what breaks off is no base.
         # Not its own packs: those of a save before, of the same step, have the same name.
         known = [*self.packs, *(pack for pack in manifest.packs if pack not in self.packs)]
         used = {

@@ -19,7 +19,7 @@ import numpy as np
 from ckptflow import manifest as manifest_file
 from ckptflow.data import digest, merkle
 from ckptflow.data.encoding import Goal
-from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef, RegionEntry
+from ckptflow.model import CheckpointId, LineageId, Manifest, RegionEntry
 from ckptflow.store.changes import remember_changes
 from ckptflow.store.choice import note_ratios, writings_of
 from ckptflow.store.duplicates import Verify
@@ -84,6 +84,7 @@ def write_checkpoint(
     while True:
         plan = planner.plan(memory)
         memory, packer = plan.memory, Packer(tier, plan, lineage)
+        entries = plan.entries
         try:
             for number in range(plan.layout.plan.pack_count):
                 packer.put(number, checkpoint.pack_key(number, nonce()))
@@ -95,10 +96,10 @@ def write_checkpoint(
                 created=now().isoformat(timespec="milliseconds"),
                 writer=WRITER,
                 metrics=dict(metrics or {}),
-                root=checkpoint_root(plan.entries),
+                root=checkpoint_root(entries),
                 chunk_bytes=chunk_bytes,
                 packs=(*plan.shared, *packer.packs),
-                regions=plan.entries,
+                regions=entries,
                 extents=plan.extents,
                 structure=structure,
             )
@@ -107,34 +108,32 @@ def write_checkpoint(
             memory.rollback()
             packer.forget()
             raise
-        _commit(tier, manifest, memory)
-        if not (lost := planner.lost(plan)):
+        if _commit(tier, manifest, planner, plan, packer):
             break
-        _take_back(tier, manifest, memory, packer, lost)
     _remember(plan, packer, manifest, goal=goal, adapt=cell_bytes is None)
     return Base(manifest, memory)
 
 
-def _commit(tier: Tier, manifest: Manifest, memory: Memory) -> None:
+def _commit(
+    tier: Tier, manifest: Manifest, planner: Planner, plan: Plan, packer: Packer
+) -> bool:
+    """Put the manifest; return whether it stays.
+
+    It is taken back if a prune elsewhere deleted packs that only older checkpoints named.
+    """
+    key = f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
     try:
-        tier.put(_key(manifest), [manifest_file.encode(manifest)])
+        tier.put(key, [manifest_file.encode(manifest)])
+        if not (lost := planner.lost(plan)):
+            return True
+        tier.delete(key)
     except BaseException:
-        memory.rollback()
+        plan.memory.rollback()
         raise
-
-
-def _key(manifest: Manifest) -> str:
-    return f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
-
-
-def _take_back(
-    tier: Tier, manifest: Manifest, memory: Memory, packer: Packer, lost: Sequence[PackRef]
-) -> None:
-    """Undo a commit: a prune elsewhere deleted packs that only older checkpoints named."""
-    tier.delete(_key(manifest))
     packer.forget()
-    memory.rollback()
-    memory.forget(lost)
+    plan.memory.rollback()
+    plan.memory.forget(lost)
+    return False
 
 
 def _remember(

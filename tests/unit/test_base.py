@@ -176,6 +176,43 @@ def test_a_veto_leaves_the_memory_as_it_was(disk: MemoryTier) -> None:
     assert known(base.memory) == before
 
 
+def test_a_tier_that_fails_right_after_the_commit(disk: MemoryTier) -> None:
+    """Packs of older checkpoints are looked for once more then."""
+    base = write(disk, 0, {"a": cells(1, 2, 3)}, None)
+    base = write(disk, 1, {"a": cells(4, 5, 6)}, base)
+    before, committed = known(base.memory), []
+
+    def fail(operation: str, key: str) -> None:
+        if operation == "put" and "/manifests/" in key:
+            committed.append(key)
+        if operation == "size" and committed:
+            raise TierUnavailable("no answer")
+
+    with pytest.raises(TierUnavailable):
+        write(FaultyTier(disk, fail), 2, {"a": cells(1, 7, 3)}, base)
+    assert committed
+    assert known(base.memory) == before
+
+
+def test_a_commit_that_breaks_off_leaves_no_base(
+    disk: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Say, for want of memory: what is half of one checkpoint and half of another is neither."""
+    other = {"a": cells(9, 1, 2), "b": cells(3, 4)}
+    base = write(disk, 0, other, None)
+    base = write(disk, 1, {"a": cells(5, 1, 2), "b": cells(3, 6)}, base)
+
+    def fail(*_args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(memory_module.Seen, "commit", fail)
+        write(disk, 2, {"a": cells(11, 12, 13), "b": cells(14, 15)}, base)
+    base = write(disk, 3, {"a": cells(5, 1, 2), "b": cells(3, 16)}, base)
+    assert read(disk, base) == {"a": cells(5, 1, 2), "b": cells(3, 16)}
+    assert base.manifest.kind == "full"
+
+
 def test_a_step_that_is_saved_twice(disk: MemoryTier) -> None:
     """Packs of the first save have the step in their names, too, and are not new any more."""
     base = write(disk, 0, {"a": cells(1, 2)}, None)
