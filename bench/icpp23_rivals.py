@@ -79,6 +79,7 @@ class Way:
 # --- ckptflow -----------------------------------------------------------------------------
 
 
+SMALL = "ckptflow small"
 CHUNK_BYTES = 4096  # Of ckptflow's digests; what it reuses are cells of them.
 
 
@@ -90,6 +91,11 @@ def ours_arguments(cell_bytes: int) -> dict[str, Any]:
 def default_arguments() -> dict[str, Any]:
     """Return the arguments that weigh time against bytes, and fit the cells to the changes."""
     return {"chunk_bytes": CHUNK_BYTES}
+
+
+def small_arguments() -> dict[str, Any]:
+    """Return the arguments of ``packing="small"``: few bytes, cells that fit the changes."""
+    return {"chunk_bytes": CHUNK_BYTES, "goal": "small"}
 
 
 # Where a save of ckptflow looks for what changed. What is neither in these nor in the tier is
@@ -131,6 +137,8 @@ class Ours:
                 **self.arguments,
             )
         total, written = time.perf_counter() - began, self.tier.written.seconds
+        if self.arguments.get("goal") == "small":  # As a checkpointer keeps its last snapshot.
+            base.memory.bytes_at_hand = {"counts": memoryview(state.tobytes())}
         self.base, self.count = base, self.count + 1
         seconds = {
             "scan": scan.seconds,
@@ -371,11 +379,12 @@ def ours(cell_bytes: int) -> Way:
 
 
 def ours_by_default() -> list[Way]:
-    """Return ckptflow as it is without settings, and the same that forgets what it stored."""
-    arguments = default_arguments()
+    """Return ckptflow without settings, with the one for size, and without a memory."""
+    arguments, small = default_arguments(), small_arguments()
     return [
         Way("ckptflow full", 0, lambda to: Ours(to, arguments, history=False)),
         Way("ckptflow default", 0, lambda to: Ours(to, arguments, history=True)),
+        Way(SMALL, 0, lambda to: Ours(to, small, history=True)),
     ]
 
 
