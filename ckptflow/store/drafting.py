@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptflow.data.codec import Codec
 from ckptflow.data.extents import U64, covered, cut, gaps, look_up, overlay
 from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
@@ -115,7 +116,8 @@ class Drafting:
         bounds: DeltaBounds,
     ) -> None:
         self.draft = Draft()
-        self.encodings = [Encoding()]  # Of what comes from several regions.
+        # What comes from several regions may shrink or not; a frame that does not is raw.
+        self.encodings = [Encoding(Codec.ZSTD, 1)]
         self.logs: dict[int, ExtentTable] = {}
         self._diffs, self._memory, self._bounds = diffs, memory, bounds
         self._stored_per_byte = np.array(
