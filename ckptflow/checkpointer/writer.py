@@ -91,6 +91,8 @@ class Writer:
         self._parent: Captured | None = None  # The last snapshot, kept for deltas on it,
         self._parent_in_use = False  # which are being made.
         self._parent_lock = threading.Lock()
+        # Neither side of a prune by the flusher may see half of a save that had to go outward.
+        self._tier_locks = {tier.name: threading.Lock() for tier in lineage.tiers}
         self.is_room_short: Callable[[], bool] = lambda: False
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
@@ -177,20 +179,21 @@ class Writer:
             began = time.monotonic()
             try:
                 ensure_store(tier)
-                base = write_checkpoint(
-                    tier,
-                    self._lineage.id,
-                    checkpoint,
-                    structure=request.captured.structure,
-                    regions=request.captured.regions,
-                    base=self._bases.get(tier.name),
-                    chunk_bytes=self._packing.chunk_bytes,
-                    cell_bytes=self._packing.cell_bytes,
-                    goal=self._packing.goal,
-                    verify=self._packing.verify,
-                    metrics=request.metrics,
-                    before_commit=self._before_commit,
-                )
+                with self._tier_locks[tier.name]:
+                    base = write_checkpoint(
+                        tier,
+                        self._lineage.id,
+                        checkpoint,
+                        structure=request.captured.structure,
+                        regions=request.captured.regions,
+                        base=self._bases.get(tier.name),
+                        chunk_bytes=self._packing.chunk_bytes,
+                        cell_bytes=self._packing.cell_bytes,
+                        goal=self._packing.goal,
+                        verify=self._packing.verify,
+                        metrics=request.metrics,
+                        before_commit=self._before_commit,
+                    )
             except TierError as error:
                 failures.append(error)
                 self.failures.append(error)
@@ -271,7 +274,8 @@ class Writer:
         try:
             # Whoever was overtaken does not know any more what others still need.
             self._lineage.check_fence(self._attempt)
-            prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
+            with self._tier_locks[tier.name]:
+                prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
         except FencedError as error:
             self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -707,3 +708,32 @@ def test_a_stop_of_an_attempt_that_was_overtaken(disk: MemoryTier) -> None:
     Lineage([disk], LINEAGE).claim()
     with pytest.raises(FencedError, match="attempt 2 has taken over"):
         ckpt.step(1, state_of(1))
+
+
+def test_a_prune_by_the_flusher_waits_for_a_save_that_had_to_go_outward() -> None:
+    """It would delete the parent, which is not the newest there, while a delta is written."""
+    inner, outer = MemoryTier("disk"), MemoryTier("lustre", level=3)
+    saving, copied = threading.Event(), threading.Event()
+
+    def on_inner(operation: str, key: str) -> None:
+        if operation == "put" and "packs/000000000001" not in key and "/packs/" in key:
+            raise DOWN
+
+    def on_outer(operation: str, key: str) -> None:
+        if operation == "put" and "packs/000000000001" in key:  # Copied from the inner tier
+            saving.wait(60)  # while the next save is written.
+        if operation == "put" and "manifests/000000000001" in key:
+            copied.set()
+        if operation == "put" and "packs/000000000002" in key:
+            saving.set()
+            copied.wait(60)
+            time.sleep(0.3)  # The prune comes behind the copy.
+
+    tiers = [FaultyTier(inner, on_inner), FaultyTier(outer, on_outer)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        with Checkpointer(tiers, every="never", keep=1, packing="chunk=64", rng=False) as ckpt:
+            for step in range(3):
+                ckpt.save(step, state_of(step)).wait()
+            assert not [failure for failure in ckpt.failures if failure is not DOWN]
+    assert restored(outer) == 2
