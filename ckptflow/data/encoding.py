@@ -36,7 +36,7 @@ RATIO_MIN = 1.05  # Below, raw: raw frames are read straight into place.
 
 # Where a raw frame is read faster than an encoded one is decoded, encoding must save more than
 # a little, or restores get slower (docs/design/002-raw-unless-it-pays.md).
-FAST_SINK_BYTES_PER_S = 1e9
+FAST_SINK_BYTES_PER_S = 0.5e9
 RATIO_MIN_FAST = 1.25
 
 # A delta must be as much smaller than the best without: its restore reads what it changes, too.

@@ -22,7 +22,7 @@ from ckptflow.units import KIB, MIB
 
 FRAME_BYTES = 1 * MIB
 PACK_BYTES = 256 * MIB
-GATHER_BYTES = 64 * KIB  # Pieces from this size on make frames of their own, uncopied.
+GATHER_BYTES = 256 * KIB  # Pieces from this size on make frames of their own, uncopied.
 
 HEAD = b"CKFPACK1" + bytes(8)
 TAIL_MAGIC = b"CKFPEND1"

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -29,7 +29,9 @@ from ckptflow.model import FILL, DeltaLayer, ExtentTable, LineageId, Manifest, P
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB, MIB
 
-DIRECT_BYTES = 64 * KIB  # Raw stretches from this size on are read straight into place.
+# Raw stretches from this size on are read straight into place. One read of a frame and many
+# native copies out of it are faster than as many reads, each with its own way through Python.
+MAIN_DIRECT_BYTES, DIRECT_BYTES = 64 * KIB, 256 * KIB
 GAP_BYTES = 32 * KIB  # What one read may read over: see `fill`.
 READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
 
@@ -82,12 +84,20 @@ def fill(
         layer = _Layer.of(manifest, depth)
         first: list[_Task] = []
         then: list[_Task] = []
+        for _ in pool.map(lambda number: packs[number].frames(), layer.packs()):
+            pass  # Opened side by side: far away, each takes as long as all.
         main = set() if layer.deltas or check_frames else layer.main_packs(len(packs))
         for number, pack in enumerate(packs):
             pieces = layer.pieces_in(number)
             if not len(pieces.region):
                 continue
-            way = _Way(GAP_BYTES if number in main else 0, layer.deltas, check_frames)
+            is_main = number in main
+            way = _Way(
+                GAP_BYTES if is_main else 0,
+                MAIN_DIRECT_BYTES if is_main else DIRECT_BYTES,
+                layer.deltas,
+                check_frames,
+            )
             direct, scattered = _tasks(pack, pieces, buffers, way)
             (first if number in main else then).extend(direct)
             then += scattered
@@ -127,6 +137,10 @@ class _Layer:
             ExtentTable.of(tables),
             {n: manifest.regions[n].deltas[depth - 1] for n in numbers} if depth else {},
         )
+
+    def packs(self) -> list[int]:
+        """Return the numbers of the packs that it needs."""
+        return [int(number) for number in np.unique(self.rows.pack[self.rows.stored])]
 
     def main_packs(self, count: int) -> set[int]:
         """Return packs that hold most of the state, no two in one stretch of a region."""
@@ -182,11 +196,13 @@ class _Way:
 
     Attributes:
         gap_bytes: what a direct read may read over.
+        direct_bytes: stretches from this size on are read directly.
         deltas: as in `_Layer`.
         check_frames: as in `fill`.
     """
 
     gap_bytes: int
+    direct_bytes: int
     deltas: Mapping[int, DeltaLayer]
     check_frames: bool
 
@@ -203,7 +219,7 @@ def _tasks(
     shift = (frames.offset - frames.plain_start)[frame[plain]]
     is_direct = np.zeros(len(frame), np.bool_)
     direct: list[_Task] = []
-    for group, read in _joined_reads(pieces.rows(plain), shift, way.gap_bytes):
+    for group, read in _joined_reads(pieces.rows(plain), shift, way):
         is_direct[plain[group]] = True
         region, start, offset, length = read
         for done in range(0, length, READ_BYTES):
@@ -235,7 +251,7 @@ def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.in
 
 
 def _joined_reads(
-    pieces: _Pieces, shift: NDArray[np.int64], gap_bytes: int
+    pieces: _Pieces, shift: NDArray[np.int64], way: _Way
 ) -> Iterator[tuple[slice, tuple[int, int, int, int]]]:
     """Yield pieces for which one direct read pays, and that read.
 
@@ -249,16 +265,18 @@ def _joined_reads(
         (pieces.region[1:] == pieces.region[:-1])
         & (offset[1:] - start[1:] == offset[:-1] - start[:-1])
         & (gap >= 0)
-        & (gap <= gap_bytes)
+        & (gap <= way.gap_bytes)
     )
     heads = np.concatenate(
         [np.zeros(min(1, len(start)), np.intp), np.flatnonzero(~follows) + 1]
     )
     last = np.append(heads[1:], len(start))[: len(heads)] - 1
     total = end[last] - start[heads]
-    pays = np.flatnonzero(total >= DIRECT_BYTES)
-    if gap_bytes and _overlap(pieces.region[heads[pays]], start[heads[pays]], end[last[pays]]):
-        yield from _joined_reads(pieces, shift, 0)
+    pays = np.flatnonzero(total >= way.direct_bytes)
+    if way.gap_bytes and _overlap(
+        pieces.region[heads[pays]], start[heads[pays]], end[last[pays]]
+    ):
+        yield from _joined_reads(pieces, shift, replace(way, gap_bytes=0))
         return
     for i in pays.tolist():
         first = int(heads[i])
@@ -411,15 +429,19 @@ class Pack:
     ) -> None:
         self.key = f"{lineage.prefix}/{ref.key}"
         self._tiers, self._lineage, self._ref, self._note = list(tiers), lineage, ref, note
+        self._frames: FrameTable | None = None
 
     def frames(self) -> FrameTable:
-        """Read the frame table from the first copy whose table is sound."""
+        """Return the frame table, read from the first copy whose table is sound."""
+        if self._frames is not None:
+            return self._frames
         found: list[FrameTable] = []
 
         def read(tier: Tier) -> None:
             found.append(open_pack(tier, self._lineage, self._ref))
 
         self.first_sound(read)
+        self._frames = found[0]
         return found[0]
 
     def first_sound(self, read: Callable[[Tier], None]) -> None:

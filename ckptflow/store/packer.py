@@ -26,7 +26,7 @@ from ckptflow.model import LineageId, PackRef
 from ckptflow.store.plan import THREADS_MAX, Plan
 from ckptflow.tiers.tier import Tier
 
-TELLING_BYTES = 1 << 20  # Less is put too quickly to tell how fast a tier is.
+TELLING_BYTES = 16 << 20  # Less tells how long a sync takes, and not how fast a tier is.
 
 
 class Packer:

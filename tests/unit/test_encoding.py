@@ -205,8 +205,8 @@ def test_where_time_is_equal_bytes_count() -> None:
 
 def test_a_little_pays_on_slow_sinks_only() -> None:
     table = (AS_IT_IS, candidate("lz4", 1.2, 50e9))
-    assert decided(table, 0.9e9, 2, "auto") == table[1].encoding
-    assert decided(table, 1.1e9, 2, "auto") == RAW
+    assert decided(table, 0.4e9, 2, "auto") == table[1].encoding
+    assert decided(table, 0.6e9, 2, "auto") == RAW
     assert decided(table, None, 2, "auto") == RAW
     less = (AS_IT_IS, candidate("lz4", 1.04, 50e9))
     assert decided(less, 1e6, 2, "auto") == decided(less, 1e6, 2, "small") == RAW

@@ -87,7 +87,7 @@ def test_two_sources_that_take_turns_do_not_overwrite_each_other() -> None:
 def _reads_over_gaps(base: Base) -> int:
     """Count short rows between two long ones of one pack, which a read may go over."""
     table = base.manifest.extents
-    long = table.length >= fetch.DIRECT_BYTES
+    long = table.length >= fetch.MAIN_DIRECT_BYTES
     short = table.length <= fetch.GAP_BYTES
     same_pack = table.pack[2:] == table.pack[:-2]
     return int((long[2:] & long[:-2] & short[1:-1] & same_pack).sum())
