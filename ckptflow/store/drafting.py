@@ -8,6 +8,7 @@ no run covers is as it was, and its rows stay.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -128,9 +129,13 @@ class Drafting:
         self._fresh = [_Scattered() for _ in diffs]  # Bottom rows in the place of old ones.
         self._deltas: dict[int, _NewDeltas] = {}
         self._met: dict[int, _Scattered] = {}  # New places of cells, by position in the log.
-        self._own: list[tuple[int, U64, ExtentTable]] = []  # Rows that say `LOG`, and where.
+        self._known: dict[int, _OfRegions] = {}  # Per size of cell.
+        # Per size of cell: regions, where in them, and rows that say `LOG`.
+        self._own: list[tuple[int, NDArray[np.intp], U64, ExtentTable]] = []
         for number, diff in enumerate(diffs):
             self._take(number, diff)
+        for known in self._known.values():
+            self._take_known(known)
         self._settle()
 
     @property
@@ -143,7 +148,9 @@ class Drafting:
         return [self._cover(number, diff) for number, diff in enumerate(self._diffs)]
 
     def _take(self, number: int, diff: RegionDiff) -> None:
-        """Draft what the runs of one region ask for."""
+        """Draft what the runs of one region ask for; known ones come later, all at once."""
+        if not len(diff.runs):
+            return
         ratio, fresh = self._region_encodings[number].ratio, self._fresh[number]
         runs = without_short_runs(diff.runs, ratio=ratio)
         fill, known, new = (runs.kind == kind for kind in (Kind.FILL, Kind.KNOWN, Kind.NEW))
@@ -152,29 +159,36 @@ class Drafting:
         start, length, ref = runs.start_bytes[new], runs.length_bytes[new], runs.ref[new]
         as_delta = self._deltas_of(number, diff, start, length)
         start, length, ref = start[~as_delta], length[~as_delta], ref[~as_delta]
-        seen = diff.seen
+        written, seen = self._write(number, start, length), diff.seen
         if seen is None:
-            self._write(number, start, length)
             return
         has_cell = ref != NO_CELL
-        log = np.where(has_cell, seen.position(ref), NO_CELL)
-        of, skipped, rows = look_up(
-            seen.extended(LOG), seen.position(runs.ref[known]), runs.length_bytes[known]
-        )
-        known_start = runs.start_bytes[known][of] + skipped
-        there, own, lost = rows.pack < PACK_MAX, rows.pack == LOG, rows.pack == NOWHERE
-        fresh.add(known_start[there], rows.take(there))
-        self._own.append((number, known_start[own], rows.take(own)))
-        # What is known but lies nowhere any more is written again, and found there from now on.
-        log_lost = (seen.position(runs.ref[known])[of] + skipped)[lost]
-        start = np.concatenate([start, known_start[lost]])
-        length = np.concatenate([length, rows.length[lost]])
-        log = np.concatenate([log, log_lost])
-        order = np.argsort(start)
-        start, length, log = start[order], length[order], log[order]
-        written, has_cell = self._write(number, start, length), log != NO_CELL
         met = self._met.setdefault(diff.cell_bytes, _Scattered())
-        met.add(log[has_cell], written.take(has_cell))
+        met.add(seen.position(ref[has_cell]), written.take(has_cell))
+        if known.any():
+            columns = runs.start_bytes[known], seen.position(runs.ref[known])
+            of = self._known.setdefault(diff.cell_bytes, _OfRegions(seen))
+            of.add(number, columns[0], columns[1], runs.length_bytes[known])
+
+    def _take_known(self, known: _OfRegions) -> None:
+        """Say where known cells of one size lie; those of this checkpoint wait for its log."""
+        seen = known.seen
+        region, start, log, length = known.columns()
+        of, skipped, rows = look_up(seen.extended(LOG), log, length)
+        region, start, log = region[of], start[of] + skipped, log[of] + skipped
+        there, own, lost = rows.pack < PACK_MAX, rows.pack == LOG, rows.pack == NOWHERE
+        self._place(region[there], start[there], rows.take(there))
+        self._own.append((seen.cell_bytes, region[own], start[own], rows.take(own)))
+        # What is known but lies nowhere any more is written again, and found there from now on.
+        region, start, log, length = region[lost], start[lost], log[lost], rows.length[lost]
+        for here in _groups(region):
+            written = self._write(int(region[here.start]), start[here], length[here])
+            self._met.setdefault(seen.cell_bytes, _Scattered()).add(log[here], written)
+
+    def _place(self, region: NDArray[np.intp], start: U64, rows: ExtentTable) -> None:
+        """Put rows of several regions, whose numbers rise, in the place of old ones."""
+        for here in _groups(region):
+            self._fresh[int(region[here.start])].add(start[here], rows.take(here))
 
     def encoding_of(self, number: int, *, delta: bool = False) -> int:
         """Return the number of the encoding of a region; regions of one share frames."""
@@ -187,6 +201,8 @@ class Drafting:
 
     def _write(self, number: int, start: U64, length: U64) -> ExtentTable:
         """Draft pieces of a region as they are; return rows for them, which are in place."""
+        if not len(start):
+            return ExtentTable.of([])
         position = self.draft.add(number, start, length, self.encoding_of(number))
         rows = ExtentTable(length, position, _all(len(position), OWN))
         self._fresh[number].add(start, rows)
@@ -239,13 +255,13 @@ class Drafting:
         for diff in self._diffs:
             if diff.seen is not None and diff.cell_bytes not in self.logs:
                 self.logs[diff.cell_bytes] = self._log(diff.seen)
-        for number, start, rows in self._own:
-            log = self.logs[self._diffs[number].cell_bytes]
-            of, skipped, found = look_up(log, rows.source, rows.length)
-            place = start[of] + skipped
-            is_there = found.pack != NOWHERE
-            self._fresh[number].add(place[is_there], found.take(is_there))
-            self._write(number, place[~is_there], found.length[~is_there])
+        for cell_bytes, numbers, begin, own in self._own:
+            of, skipped, rows = look_up(self.logs[cell_bytes], own.source, own.length)
+            region, start, is_there = numbers[of], begin[of] + skipped, rows.pack != NOWHERE
+            self._place(region[is_there], start[is_there], rows.take(is_there))
+            region, start, length = region[~is_there], start[~is_there], rows.length[~is_there]
+            for here in _groups(region):
+                self._write(int(region[here.start]), start[here], length[here])
 
     def _log(self, seen: Seen) -> ExtentTable:
         met = self._met.get(seen.cell_bytes, _Scattered())
@@ -262,9 +278,12 @@ class Drafting:
 
     def _cover(self, number: int, diff: RegionDiff) -> Layers:
         """Return the layers of one region."""
-        start, rows = self._fresh[number].sorted()
         size = len(diff.region.data)
         old = self._old.get(diff.region.name, Layers(ExtentTable.of([])))
+        is_as_before = not self._fresh[number].start and number not in self._deltas
+        if is_as_before and int(old.bottom.length.sum()) == size:
+            return old
+        start, rows = self._fresh[number].sorted()
         kept_start, kept_length = gaps(start, rows.length, size)
         old_start, old_rows = cut(old.bottom, kept_start, kept_length)
         order = np.argsort(np.concatenate([old_start, start]))
@@ -313,13 +332,43 @@ class _Scattered:
         self.start, self.rows = [], []
 
     def add(self, start: U64, rows: ExtentTable) -> None:
-        self.start.append(start)
-        self.rows.append(rows)
+        if len(start):
+            self.start.append(start)
+            self.rows.append(rows)
 
     def sorted(self) -> tuple[U64, ExtentTable]:
         start = np.concatenate([np.empty(0, np.uint64), *self.start])
         order = np.argsort(start, kind="stable")
         return start[order], ExtentTable.of(self.rows).take(order)
+
+
+class _OfRegions:
+    """Runs of known cells of one size, of all regions: one look-up serves them all."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self._region: list[NDArray[np.intp]] = []
+        self._start: list[U64] = []
+        self._log: list[U64] = []
+        self._length: list[U64] = []
+
+    def add(self, region: int, start: U64, log: U64, length: U64) -> None:
+        """Add runs of a region: where they are, in it and in the log."""
+        self._region.append(np.full(len(start), region, np.intp))
+        self._start.append(start)
+        self._log.append(log)
+        self._length.append(length)
+
+    def columns(self) -> tuple[NDArray[np.intp], U64, U64, U64]:
+        """Return the region of each run, which rises, and what was told of it."""
+        start, log, length = map(np.concatenate, (self._start, self._log, self._length))
+        return np.concatenate(self._region), start, log, length
+
+
+def _groups(region: NDArray[np.intp]) -> list[slice]:
+    """Return the rows of each region."""
+    edges = np.flatnonzero(np.diff(region, prepend=-1, append=-1))
+    return [slice(a, b) for a, b in itertools.pairwise(edges.tolist())]
 
 
 def _old_layers(memory: Memory) -> dict[str, Layers]:

@@ -8,6 +8,7 @@ in new packs, as it is or as deltas on the parent's bytes. Values in, values out
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,20 +71,22 @@ def lay_out(
         moving = Worn(worn, sizes, drafting.draft, layers)
         layers = [moving.replace(number, one) for number, one in enumerate(layers)]
         logs = {cell_bytes: moving.follow(log) for cell_bytes, log in logs.items()}
-    rows = ExtentTable.of([rows for one in layers for rows in one.tables])
+    tables = [rows for one in layers for rows in one.tables]
+    rows = ExtentTable.of(tables)
     raw = [number for number, one in enumerate(drafting.encodings) if one == RAW]
     plan, placed = drafting.draft.plan(rows, raw=raw)
     new = len(memory.packs)  # Number of the first new pack.
-    final = [[placed.final(rows, new)[1] for rows in one.tables] for one in layers]
-    used = np.unique(ExtentTable.of([rows for tables in final for rows in tables]).pack)
+    of, rows = placed.final(rows, new)
+    owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[of]
+    rows, edges = _merged(rows, owner, len(tables))
+    used = np.unique(rows.pack)
     shared = used[used < new]
     order = np.concatenate(
         [shared, np.arange(plan.pack_count, dtype=np.uint32) + np.uint32(new)]
     )
-    regions = [
-        one.with_tables([_renumbered(_merged(rows), order) for rows in tables])
-        for one, tables in zip(layers, final, strict=True)
-    ]
+    rows = _renumbered(rows, order)
+    final = (rows.rows(a, b) for a, b in itertools.pairwise(edges.tolist()))
+    regions = [one.with_tables([next(final) for _ in one.tables]) for one in layers]
     cells = {
         cell_bytes: placed.final(placed.written(log), new)[1]
         for cell_bytes, log in logs.items()
@@ -92,8 +95,21 @@ def lay_out(
     return Layout(plan, drafting.encodings, regions, numbers, cells, drafting.with_deltas)
 
 
-def _merged(rows: ExtentTable) -> ExtentTable:
-    return merge(starts_of(rows.length), rows)[1]
+def _merged(
+    rows: ExtentTable, owner: NDArray[np.intp], count: int
+) -> tuple[ExtentTable, NDArray[np.intp]]:
+    """Join neighbouring rows of ``count`` tables; return them, and where each table begins.
+
+    Args:
+        rows: of all tables, one behind the other.
+        owner: number of the table of each row.
+        count: of tables.
+    """
+    # Tables lie one byte apart here, so that no row is joined with one of the next table.
+    start = starts_of(rows.length) + owner.astype(np.uint64)
+    first, merged = merge(start, rows)
+    owner = owner[np.searchsorted(start, first, side="right") - 1]
+    return merged, np.searchsorted(owner, np.arange(count + 1))
 
 
 def _renumbered(table: ExtentTable, order: NDArray[np.uint32]) -> ExtentTable:
