@@ -229,8 +229,8 @@ def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence
         buffers: its bytes, one flat buffer a region.
         chunks: digests of the chunks of each, uint64 [n, 2].
     """
-    memory = Memory(packs=list(manifest.packs))
-    cells: dict[int, ExtentTable] = {}
+    memory, state_bytes = Memory(packs=list(manifest.packs)), manifest.state_bytes
+    places: dict[int, list[tuple[U64, ExtentTable]]] = {}
     for entry, layers, data, digests in zip(
         manifest.regions, manifest.region_layers(), buffers, chunks, strict=True
     ):
@@ -240,11 +240,20 @@ def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence
             digests, cell_bytes, chunk_digests(data, cell_bytes) if small else None
         )
         memory.regions[entry.name] = region
-        seen = memory.seen_of(min(cell_bytes, manifest.chunk_bytes), manifest.state_bytes)
-        log = cells.get(seen.cell_bytes, ExtentTable.of([]))
+        seen = memory.seen_of(min(cell_bytes, manifest.chunk_bytes), state_bytes)
         own = digests if region.cells is None else region.cells
-        cells[seen.cell_bytes] = _met(seen, own, _bytes_of(layers), log)
-    memory.commit(manifest, cells)
+        places.setdefault(seen.cell_bytes, []).append(_places(seen, own, _bytes_of(layers)))
+    memory.commit(
+        manifest,
+        {
+            cell_bytes: overlay(
+                memory.seen[cell_bytes].extended(NOWHERE),
+                np.concatenate([start for start, _ in of_regions]),
+                ExtentTable.of([rows for _, rows in of_regions]),
+            )
+            for cell_bytes, of_regions in places.items()
+        },
+    )
     return Base(manifest, memory)
 
 
@@ -264,8 +273,8 @@ def _bytes_of(layers: Sequence[ExtentTable]) -> ExtentTable:
     return table
 
 
-def _met(seen: Seen, cells: U64s, table: ExtentTable, log: ExtentTable) -> ExtentTable:
-    """Number cells of which all bytes lie in packs; return the log with their places."""
+def _places(seen: Seen, cells: U64s, table: ExtentTable) -> tuple[U64, ExtentTable]:
+    """Number cells of which all bytes lie in packs; return rows for the new ones in the log."""
     size_bytes = int(table.length.sum())
     step = np.uint64(seen.cell_bytes)
     start = np.arange(len(cells), dtype=np.uint64) * step
@@ -279,9 +288,4 @@ def _met(seen: Seen, cells: U64s, table: ExtentTable, log: ExtentTable) -> Exten
     ids, kinds = seen.history.find_or_add(changes)
     new = kinds == Kind.NEW
     of, skipped, rows = look_up(table, start[whole][new], length[whole][new])
-    extended = overlay(seen.extended(NOWHERE), *_at(log))
-    return overlay(extended, seen.position(ids[new])[of] + skipped, rows)
-
-
-def _at(log: ExtentTable) -> tuple[U64, ExtentTable]:
-    return starts_of(log.length), log
+    return seen.position(ids[new])[of] + skipped, rows
