@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from ckptflow import manifest as manifest_file
 from ckptflow.data.pack import HEAD, table_bytes
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store import plan as product_plan
 from ckptflow.store import save as product_save
 from ckptflow.store.memory import Base, NamedRegion
+from ckptflow.store.planning import plan as product_plan
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.posix import PosixTier

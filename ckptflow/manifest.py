@@ -196,7 +196,7 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
         extents=extents,
         structure=document["structure"],
     )
-    _check_extents(manifest)
+    check_extents(manifest)
     return manifest
 
 
@@ -256,7 +256,12 @@ def _read_layer(entry: dict[str, Any]) -> DeltaLayer:
     return DeltaLayer(_count(entry["extents"]), DeltaOp(entry["op"]), entry["word"])
 
 
-def _check_extents(manifest: Manifest) -> None:
+def check_extents(manifest: Manifest) -> None:
+    """Check that the extents cover the regions, and that what they name can be there.
+
+    Raises:
+        ValueError: it cannot.
+    """
     table = manifest.extents
     if len(table) != sum(sum(region.row_counts) for region in manifest.regions):
         raise ValueError("the extent table and the region table disagree")

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from ckptflow.cli import output
 from ckptflow.data.leaves import shown
-from ckptflow.store.compare import ArrayChange, Comparison, PlainChange, Values
-from ckptflow.store.descent import ArrayValues, ValueComparison
-from ckptflow.store.tally import Difference, Tolerance
+from ckptflow.store.comparing.compare import ArrayChange, Comparison, PlainChange, Values
+from ckptflow.store.comparing.descent import ArrayValues, ValueComparison
+from ckptflow.store.comparing.tally import Difference, Tolerance
 from ckptflow.units import format_bytes
 
 VALUES_MAX = 20  # Plain values shown as text; JSON has all of them.

@@ -16,7 +16,7 @@ from ckptflow.data.leaves import shown
 from ckptflow.model import LineageId
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import AttemptRecord
-from ckptflow.store.compare import type_of
+from ckptflow.store.comparing.compare import type_of
 from ckptflow.store.survey import (
     CheckpointSummary,
     LineageSummary,

@@ -16,10 +16,10 @@ from ckptflow.cli.output import JsonOption
 from ckptflow.errors import ConfigError
 from ckptflow.model import LineageId
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.compare import compare
-from ckptflow.store.descent import compare_values
+from ckptflow.store.comparing.compare import compare
+from ckptflow.store.comparing.descent import compare_values
+from ckptflow.store.comparing.tally import Tolerance
 from ckptflow.store.find import is_there
-from ckptflow.store.tally import Tolerance
 from ckptflow.store.verify import CopyReport, verify
 from ckptflow.units import format_bytes
 

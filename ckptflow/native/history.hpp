@@ -66,7 +66,10 @@ class Table {
             }
             if ((slot ^ tag) >> 32 != 0) continue;
             const std::size_t row = row_in(slot);
-            if (log.halves[2 * row] == lo && log.halves[2 * row + 1] == hi) return row;
+            // No slot of ours names a row that is not there.
+            if (row < log.count && log.halves[2 * row] == lo && log.halves[2 * row + 1] == hi) {
+                return row;
+            }
         }
     }
 

@@ -24,7 +24,7 @@ from ckptflow.data.scan import Changes, Kind, Runs
 from ckptflow.data.sparsity import Sampler
 from ckptflow.model import ExtentTable, Manifest, PackRef
 from ckptflow.policy.cells import CellPolicy
-from ckptflow.store.pieces import NOWHERE, PACK_MAX
+from ckptflow.store.planning.pieces import NOWHERE, PACK_MAX
 
 SPARE_PACKS_MAX = 32  # Packs that only older checkpoints name, remembered for their bytes.
 CELLS_PER_BYTE = 1 / 256  # Cells remembered per byte of state; each takes about 32 bytes.

@@ -23,7 +23,7 @@ from ckptflow.data.pack import HEAD, PackPlan, StoredFrame, encode_table
 from ckptflow.data.ranges import copy_ranges
 from ckptflow.errors import TierError
 from ckptflow.model import LineageId, PackRef
-from ckptflow.store.plan import THREADS_MAX, Plan
+from ckptflow.store.planning.plan import THREADS_MAX, Plan
 from ckptflow.tiers.tier import Tier
 
 TELLING_BYTES = 16 << 20  # Less tells how long a sync takes, and not how fast a tier is.

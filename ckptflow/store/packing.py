@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from ckptflow.data.encoding import Goal
 from ckptflow.errors import ConfigError
-from ckptflow.store.duplicates import Verify
+from ckptflow.store.planning.duplicates import Verify
 
 CHUNK_BYTES = 4096
 CELL_BYTES_MAX = 64 << 10

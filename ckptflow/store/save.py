@@ -20,13 +20,13 @@ from ckptflow import manifest as manifest_file
 from ckptflow.data import digest, merkle
 from ckptflow.data.encoding import Goal
 from ckptflow.model import CheckpointId, LineageId, Manifest, RegionEntry
-from ckptflow.store.changes import remember_changes
-from ckptflow.store.choice import note_ratios, writings_of
-from ckptflow.store.duplicates import Verify
 from ckptflow.store.memory import Base, Memory, NamedRegion
 from ckptflow.store.packer import Packer
 from ckptflow.store.packing import check_sizes
-from ckptflow.store.plan import Plan, Planner
+from ckptflow.store.planning.changes import remember_changes
+from ckptflow.store.planning.choice import note_ratios, writings_of
+from ckptflow.store.planning.duplicates import Verify
+from ckptflow.store.planning.plan import Plan, Planner
 from ckptflow.tiers.tier import Tier
 
 _log = logging.getLogger("ckptflow")
@@ -123,6 +123,7 @@ def _commit(
     """
     key = f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
     try:
+        manifest_file.check_extents(manifest)  # Better none than one that cannot be read.
         tier.put(key, [manifest_file.encode(manifest)])
         if not (lost := planner.lost(plan)):
             return True

@@ -138,7 +138,8 @@ class PosixTier:
         """See `Sweeping.sweep`; a writer that began a day ago is taken for dead."""
         limit = (time.time() if now_s is None else now_s) - _PARTIAL_AGE_S
         removed = 0
-        with self._translated("sweep", prefix):
+        # A folder that others remove meanwhile has nothing to sweep.
+        with self._translated("sweep", prefix), contextlib.suppress(FileNotFoundError):
             folder = self._root / check_key(prefix, prefix=True)
             for path in folder.rglob(f".*{durable.PARTIAL_SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # Its writer was faster.

@@ -28,10 +28,10 @@ from ckptflow.data.filters import Filter
 from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, DeltaOp, LineageId
-from ckptflow.store import plan
 from ckptflow.store.catalog import ensure_store
-from ckptflow.store.drafting import RegionEncoding
 from ckptflow.store.memory import Base, NamedRegion
+from ckptflow.store.planning import plan
+from ckptflow.store.planning.drafting import RegionEncoding
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier

@@ -231,7 +231,7 @@ NAMES = [*(make.__name__ for make in STATES[:6]), "array", "number"]
 @pytest.mark.parametrize("make", STATES, ids=NAMES)
 def test_a_state_reads_back(tmp_path: Path, make: Callable[[], Any], chunk_bytes: int) -> None:
     states = {3: make()}
-    save_all(tmp_path / "store", states, chunk_bytes=chunk_bytes)
+    save_all(tmp_path / "store", states, packing=f"chunk={chunk_bytes}")
     assert_reads(tmp_path / "store", states)
 
 
@@ -307,7 +307,7 @@ def test_every_checkpoint_of_a_long_history_reads_back(
     tmp_path: Path, chunk_bytes: int
 ) -> None:
     states = dict(history(60))
-    save_all(tmp_path, states, chunk_bytes=chunk_bytes)
+    save_all(tmp_path, states, packing=f"chunk={chunk_bytes}")
     assert_reads(tmp_path, states)
     documents = [reader.read_manifest(c)[0] for c in reader.checkpoints(tmp_path, RUN, TASK)]
     kinds = [document["kind"] for document in documents]

@@ -38,9 +38,9 @@ from ckptflow.data.frames import Encoding
 from ckptflow.data.regions import flatten
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, DeltaOp, LineageId, Manifest
-from ckptflow.store import plan
-from ckptflow.store.drafting import RegionEncoding
 from ckptflow.store.memory import Base, NamedRegion
+from ckptflow.store.planning import plan
+from ckptflow.store.planning.drafting import RegionEncoding
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.resume import read_state
 from ckptflow.store.save import write_checkpoint

@@ -32,12 +32,12 @@ from ckptflow.data.codec import Codec
 from ckptflow.data.filters import Filter
 from ckptflow.data.frames import Encoding
 from ckptflow.model import FILL, KEEP, CheckpointId, DeltaOp, LineageId, Manifest
-from ckptflow.store import changes, drafting, layout, pieces, plan, repeats, wear
 from ckptflow.store import memory as memory_module
 from ckptflow.store.catalog import ensure_store
-from ckptflow.store.choice import DELTA_BOUNDS
-from ckptflow.store.drafting import DeltaBounds, RegionEncoding
 from ckptflow.store.memory import Base, NamedRegion, remember
+from ckptflow.store.planning import changes, drafting, layout, pieces, plan, repeats, wear
+from ckptflow.store.planning.choice import DELTA_BOUNDS
+from ckptflow.store.planning.drafting import DeltaBounds, RegionEncoding
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.testing.faults import Crash, CrashingTier

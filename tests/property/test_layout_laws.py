@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptflow.model import FILL, CheckpointId, LineageId, Manifest
-from ckptflow.store import wear
-from ckptflow.store.changes import find_changes
-from ckptflow.store.choice import DELTA_BOUNDS, choose_encodings
-from ckptflow.store.layout import lay_out
 from ckptflow.store.memory import Base, Memory, NamedRegion, remember
+from ckptflow.store.planning import wear
+from ckptflow.store.planning.changes import find_changes
+from ckptflow.store.planning.choice import DELTA_BOUNDS, choose_encodings
+from ckptflow.store.planning.layout import lay_out
+from ckptflow.store.planning.wear import LIVE_FRACTION_MIN, PACKS_MAX
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
-from ckptflow.store.wear import LIVE_FRACTION_MIN, PACKS_MAX
 from ckptflow.tiers.memory import MemoryTier
 
 LINEAGE = LineageId("exp", "task")

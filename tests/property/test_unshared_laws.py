@@ -14,7 +14,13 @@ from ckptflow.data.extents import cut
 from ckptflow.data.pack import FrameTable
 from ckptflow.errors import CorruptionError
 from ckptflow.model import FILL, ExtentTable, PackRef
-from ckptflow.store.unshared import by_frames, joined, pack_numbers, to_elements, unshared
+from ckptflow.store.comparing.unshared import (
+    by_frames,
+    joined,
+    pack_numbers,
+    to_elements,
+    unshared,
+)
 
 SIZE = 60
 PATTERNS = [0, 0x0101010101010101, 0x0102030405060708, 0x0506070801020304]

@@ -14,7 +14,7 @@ from ckptflow.errors import TierUnavailable
 from ckptflow.model import CheckpointId, ExtentTable, LineageId
 from ckptflow.store import memory as memory_module
 from ckptflow.store.memory import Base, Memory, NamedRegion, remember
-from ckptflow.store.pieces import NOWHERE
+from ckptflow.store.planning.pieces import NOWHERE
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier

@@ -10,9 +10,9 @@ import pytest
 from ckptflow.data.scan import Kind, Runs
 from ckptflow.errors import ConfigError
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store import changes
-from ckptflow.store.changes import find_changes
 from ckptflow.store.memory import Base, Memory, NamedRegion, RegionDiff
+from ckptflow.store.planning import changes
+from ckptflow.store.planning.changes import find_changes
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.memory import MemoryTier

@@ -12,8 +12,9 @@ from ckptflow.data.encoding import sample_ranges
 from ckptflow.data.frames import RAW
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.cells import Writing
-from ckptflow.store.changes import find_changes
-from ckptflow.store.choice import (
+from ckptflow.store.memory import Memory, NamedRegion
+from ckptflow.store.planning.changes import find_changes
+from ckptflow.store.planning.choice import (
     DELTA_BOUNDS,
     SAMPLED_BYTES_MIN,
     USUAL,
@@ -22,8 +23,7 @@ from ckptflow.store.choice import (
     note_ratios,
     writings_of,
 )
-from ckptflow.store.drafting import RegionEncoding
-from ckptflow.store.memory import Memory, NamedRegion
+from ckptflow.store.planning.drafting import RegionEncoding
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.memory import MemoryTier
 

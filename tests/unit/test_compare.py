@@ -12,7 +12,7 @@ import pytest
 from ckptflow.errors import CorruptionError
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.compare import Comparison, PlainChange, Values, compare
+from ckptflow.store.comparing.compare import Comparison, PlainChange, Values, compare
 from ckptflow.store.find import find_checkpoint
 from ckptflow.tiers.memory import MemoryTier
 
@@ -183,7 +183,7 @@ def test_odd_shapes(compared: Callable[[Any, Any], Comparison]) -> None:
 def test_large_arrays_are_compared_in_blocks(
     compared: Callable[[Any, Any], Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptflow.store.compare.BLOCK_ELEMENTS", 7)
+    monkeypatch.setattr("ckptflow.store.comparing.compare.BLOCK_ELEMENTS", 7)
     before = np.arange(100.0)
     after = before.copy()
     after[[0, 6, 7, 99]] += [1.0, 2.0, 5.0, 3.0]

@@ -11,15 +11,15 @@ import pytest
 from ckptflow.data.regions import flatten
 from ckptflow.errors import CorruptionError
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store import descent
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.compare import PlainChange
-from ckptflow.store.descent import ValueComparison, compare_values
+from ckptflow.store.comparing import descent
+from ckptflow.store.comparing.compare import PlainChange
+from ckptflow.store.comparing.descent import ValueComparison, compare_values
+from ckptflow.store.comparing.tally import Tolerance
 from ckptflow.store.find import find_checkpoint
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.save import write_checkpoint
-from ckptflow.store.tally import Tolerance
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.metered import MeteredTier
 from ckptflow.units import KIB, MIB

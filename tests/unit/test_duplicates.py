@@ -13,9 +13,9 @@ import pytest
 
 from ckptflow.errors import CorruptionError
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.changes import find_changes
-from ckptflow.store.duplicates import SAMPLE_RUNS, without_wrong_duplicates
 from ckptflow.store.memory import Base, Memory, NamedRegion
+from ckptflow.store.planning.changes import find_changes
+from ckptflow.store.planning.duplicates import SAMPLE_RUNS, without_wrong_duplicates
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.memory import MemoryTier

@@ -7,7 +7,7 @@ import pytest
 
 from ckptflow.data import pack as pack_module
 from ckptflow.model import FILL, KEEP, ExtentTable
-from ckptflow.store.pieces import NOWHERE, OWN, Draft
+from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
 
 
 def u64(*values: int) -> np.ndarray:

@@ -7,9 +7,9 @@ import pytest
 
 from ckptflow.data.extents import U64, cut, merge, starts_of
 from ckptflow.model import FILL, ExtentTable
-from ckptflow.store import repeats
-from ckptflow.store.pieces import OWN
-from ckptflow.store.repeats import PERIOD_BYTES_MAX, fold
+from ckptflow.store.planning import repeats
+from ckptflow.store.planning.pieces import OWN
+from ckptflow.store.planning.repeats import PERIOD_BYTES_MAX, fold
 
 PATTERN = 0x0807060504030201
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckptflow.data.scan import Kind, Runs
-from ckptflow.store.short_runs import NO_CELL, SHORT_BYTES_MAX, without_short_runs
+from ckptflow.store.planning.short_runs import NO_CELL, SHORT_BYTES_MAX, without_short_runs
 
 N, F, K = Kind.NEW, Kind.FILL, Kind.KNOWN
 

@@ -11,8 +11,8 @@ import pytest
 from ckptflow.errors import CorruptionError
 from ckptflow.model import Manifest
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.comparing.spans import SpanReader
 from ckptflow.store.find import find_checkpoint
-from ckptflow.store.spans import SpanReader
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.metered import MeteredTier
 from ckptflow.tiers.tier import Tier

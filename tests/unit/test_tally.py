@@ -11,7 +11,7 @@ import pytest
 from ckptflow.data.arrays import ArraySpec
 from ckptflow.data.dtypes import dtype_name
 from ckptflow.errors import ConfigError
-from ckptflow.store.tally import Differences, Tally, Tolerance, numbers_of
+from ckptflow.store.comparing.tally import Differences, Tally, Tolerance, numbers_of
 
 NAN = math.nan
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ckptflow.model import FILL, KEEP, DeltaOp, ExtentTable
-from ckptflow.store import wear
-from ckptflow.store.drafting import GATHERED, Layers
-from ckptflow.store.pieces import NOWHERE, OWN, Draft
-from ckptflow.store.wear import Worn, outworn
+from ckptflow.store.planning import wear
+from ckptflow.store.planning.drafting import GATHERED, Layers
+from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
+from ckptflow.store.planning.wear import Worn, outworn
 
 
 def table(*rows: tuple[int, ...]) -> ExtentTable:

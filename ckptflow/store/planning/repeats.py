@@ -15,7 +15,7 @@ import numpy as np
 from ckptflow.data.extents import U64, starts_of
 from ckptflow.data.repeats import find_repeats
 from ckptflow.model import FILL, ExtentTable
-from ckptflow.store.pieces import OWN
+from ckptflow.store.planning.pieces import OWN
 
 PERIOD_BYTES_MAX = 64 << 10  # So that a period is never cut into several frames.
 ROW_BYTES = 16  # What a period may cost, stored once more, for every row that it spares.

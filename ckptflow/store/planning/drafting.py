@@ -21,9 +21,9 @@ from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
 from ckptflow.model import FILL, KEEP, DeltaLayer, DeltaOp, ExtentTable
 from ckptflow.store.memory import Memory, RegionDiff, Seen
-from ckptflow.store.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
-from ckptflow.store.repeats import fold
-from ckptflow.store.short_runs import NO_CELL, without_short_runs
+from ckptflow.store.planning.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
+from ckptflow.store.planning.repeats import fold
+from ckptflow.store.planning.short_runs import NO_CELL, without_short_runs
 
 GATHERED = 0  # Number of the encoding of pieces that come from several regions.
 

@@ -24,7 +24,7 @@ from ckptflow.errors import CorruptionError
 from ckptflow.model import ExtentTable, LineageId, RegionEntry
 from ckptflow.store.fetch import Pack, fill
 from ckptflow.store.memory import Memory, RegionDiff
-from ckptflow.store.pieces import LOG, PACK_MAX
+from ckptflow.store.planning.pieces import LOG, PACK_MAX
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB
 

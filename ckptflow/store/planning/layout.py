@@ -19,10 +19,10 @@ from ckptflow.data.extents import merge, starts_of
 from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
-from ckptflow.store.drafting import DeltaBounds, Drafting, Layers, RegionEncoding
 from ckptflow.store.memory import Memory, RegionDiff
-from ckptflow.store.pieces import PACK_MAX
-from ckptflow.store.wear import Worn, outworn
+from ckptflow.store.planning.drafting import DeltaBounds, Drafting, Layers, RegionEncoding
+from ckptflow.store.planning.pieces import PACK_MAX
+from ckptflow.store.planning.wear import Worn, outworn
 
 
 @dataclass(frozen=True, slots=True)

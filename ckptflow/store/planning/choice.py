@@ -18,8 +18,8 @@ from ckptflow.data.frames import Encoding
 from ckptflow.data.scan import Kind
 from ckptflow.model import ExtentTable
 from ckptflow.policy.cells import Writing
-from ckptflow.store.drafting import DeltaBounds, RegionEncoding
 from ckptflow.store.memory import Memory, RegionDiff
+from ckptflow.store.planning.drafting import DeltaBounds, RegionEncoding
 from ckptflow.units import KIB, MIB
 
 # Less new data of a region than this is encoded as most data is best.

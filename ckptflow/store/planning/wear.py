@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ckptflow.data.extents import U64, look_up, merge, overlay, starts_of
 from ckptflow.model import KEEP, ExtentTable
-from ckptflow.store.drafting import GATHERED, Layers
-from ckptflow.store.pieces import NOWHERE, OWN, Draft
+from ckptflow.store.planning.drafting import GATHERED, Layers
+from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
 
 PACKS_MAX = 32  # A manifest names at most this many older packs.
 LIVE_FRACTION_MIN = 0.25  # A pack of which less than this is still needed is left behind.

@@ -37,7 +37,7 @@ from ckptflow.data.order import Order, order_of
 from ckptflow.data.overlap import span
 from ckptflow.model import ExtentTable
 from ckptflow.store.arrays import StoredArrays, restrict
-from ckptflow.store.compare import (
+from ckptflow.store.comparing.compare import (
     PlainChange,
     blocks_of,
     element_count,
@@ -45,16 +45,16 @@ from ckptflow.store.compare import (
     plain_changes,
     type_of,
 )
-from ckptflow.store.restore import read_checkpoint
-from ckptflow.store.spans import SpanReader
-from ckptflow.store.tally import Differences, Tally, Tolerance, numbers_of
-from ckptflow.store.unshared import (
+from ckptflow.store.comparing.spans import SpanReader
+from ckptflow.store.comparing.tally import Differences, Tally, Tolerance, numbers_of
+from ckptflow.store.comparing.unshared import (
     by_frames,
     pack_numbers,
     renumbered,
     to_elements,
     unshared,
 )
+from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.metered import MeteredTier
 from ckptflow.units import KIB, MIB
 

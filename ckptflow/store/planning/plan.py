@@ -15,12 +15,12 @@ from ckptflow.data import merkle
 from ckptflow.data.encoding import Goal
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId, ExtentTable, LineageId, PackRef, RegionEntry
-from ckptflow.store.changes import find_changes
-from ckptflow.store.choice import DELTA_BOUNDS, choose_encodings
-from ckptflow.store.drafting import RegionEncoding
-from ckptflow.store.duplicates import Verify, without_wrong_duplicates
-from ckptflow.store.layout import Layout, lay_out
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff
+from ckptflow.store.planning.changes import find_changes
+from ckptflow.store.planning.choice import DELTA_BOUNDS, choose_encodings
+from ckptflow.store.planning.drafting import RegionEncoding
+from ckptflow.store.planning.duplicates import Verify, without_wrong_duplicates
+from ckptflow.store.planning.layout import Layout, lay_out
 from ckptflow.tiers.tier import Tier
 
 THREADS_MAX = 4  # Cores that one save uses; the others belong to the application.
