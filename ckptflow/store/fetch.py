@@ -33,6 +33,7 @@ from ckptflow.units import KIB, MIB
 # native copies out of it are faster than as many reads, each with its own way through Python.
 MAIN_DIRECT_BYTES, DIRECT_BYTES = 64 * KIB, 256 * KIB
 GAP_BYTES = 32 * KIB  # What one read may read over: see `fill`.
+TOGETHER_BYTES = 3 * MIB  # Of small stretches; with the rest of a frame it fits the scratch.
 READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
 
 _Task: TypeAlias = "tuple[Pack, Callable[[Tier], None]]"
@@ -227,12 +228,27 @@ def _tasks(
             direct.append((pack, _direct_read(pack, target, offset + done)))
     rest, frame = pieces.rows(~is_direct), frame[~is_direct]
     scattered: list[_Task] = []
-    for group in _groups(frame):
+    for group in _read_together(frame, frames, check_frames=way.check_frames):
         number, part = int(frame[group.start]), rest.rows(group)
         read_frame = _frame_read(pack, frames, number, check=way.check_frames)
         place = partial(_place_deltas, deltas=way.deltas) if way.deltas else _place
         scattered.append((pack, partial(read_frame, part, partial(place, part, buffers))))
     return direct, scattered
+
+
+def _read_together(
+    frame: NDArray[np.intp], frames: FrameTable, *, check_frames: bool
+) -> list[slice]:
+    """Return groups of pieces, given their frames, that one read brings.
+
+    Those of one frame; and of neighbours, if these are stored as they are.
+    """
+    plain = frames.is_plain & (not check_frames)
+    block = frames.plain_start[:-1] // TOGETHER_BYTES
+    alone = ~(plain[1:] & plain[:-1]) | (block[1:] != block[:-1])
+    together = np.cumsum(np.concatenate([[True], alone]))[frame]
+    breaks = (np.diff(together) != 0) | (np.diff(frame) > 1)
+    return _edges_to_slices(np.flatnonzero(breaks) + 1, len(frame))
 
 
 def _split_at_frames(pieces: _Pieces, frames: FrameTable) -> tuple[NDArray[np.intp], _Pieces]:
@@ -306,7 +322,10 @@ _Place: TypeAlias = "Callable[[bytes | memoryview, int], None]"
 def _frame_read(
     pack: Pack, frames: FrameTable, frame: int, *, check: bool
 ) -> Callable[[_Pieces, _Place, Tier], None]:
-    """Return what reads as much of one frame as some pieces need, and has it placed."""
+    """Return what reads as much of one frame as some pieces need, and has it placed.
+
+    Where frames are stored as they are, pieces may reach into the next ones, too.
+    """
     begin, end = int(frames.offset[frame]), int(frames.offset[frame + 1])
     first, last = int(frames.plain_start[frame]), int(frames.plain_start[frame + 1])
     codec, is_plain = int(frames.codec[frame]), bool(frames.is_plain[frame])
