@@ -22,10 +22,11 @@ from ckptflow.data import digest
 from ckptflow.data.codec import decode_frame
 from ckptflow.data.deltas import apply_delta
 from ckptflow.data.extents import U64, ramps, starts_of
-from ckptflow.data.pack import FRAME_PLAIN_MAX, HEAD, FrameTable, decode_table, table_bytes
+from ckptflow.data.pack import FRAME_PLAIN_MAX, FrameTable
 from ckptflow.data.ranges import copy_ranges, fill_ranges, repeat_ranges
-from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
-from ckptflow.model import FILL, DeltaLayer, ExtentTable, LineageId, Manifest, PackRef
+from ckptflow.errors import CorruptionError
+from ckptflow.model import FILL, DeltaLayer, ExtentTable, Manifest
+from ckptflow.store.copies import Pack
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import KIB, MIB
 
@@ -37,8 +38,6 @@ TOGETHER_BYTES = 3 * MIB  # Of small stretches; with the rest of a frame it fits
 READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
 
 _Task: TypeAlias = "tuple[Pack, Callable[[Tier], None]]"
-
-_COPY_FAILED = (NotFoundError, TierError, CorruptionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +310,7 @@ def _overlap(
 
 def _direct_read(pack: Pack, target: memoryview, offset: int) -> Callable[[Tier], None]:
     def read(tier: Tier) -> None:
-        tier.read_into(pack.key, target, start_bytes=offset)
+        pack.read_into(tier, target, offset)
 
     return read
 
@@ -339,7 +338,7 @@ def _frame_read(
             a, b = begin + plain_first - first, begin + plain_last - first
         where = f"{pack.key!r} on tier {tier.name!r}"
         stored = _scratch("stored", b - a)
-        tier.read_into(pack.key, stored, start_bytes=a)
+        pack.read_into(tier, stored, a, anew=check)
         if check and digest.digest(stored) != frames.digest[frame].tobytes():
             raise CorruptionError(
                 f"Frame {frame} of {where} (bytes {begin} to {end}) does not match its digest."
@@ -410,78 +409,3 @@ def _edges_to_slices(inner: NDArray[np.intp], count: int) -> list[slice]:
         return []
     edges = [0, *inner.tolist(), count]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
-
-
-def open_pack(tier: Tier, lineage: LineageId, ref: PackRef) -> FrameTable:
-    """Read the frame table of a pack on one tier, checked against its manifest.
-
-    Raises:
-        NotFoundError: the pack is not there.
-        CorruptionError: it is damaged, too short or too long.
-    """
-    key = f"{lineage.prefix}/{ref.key}"
-    where = f"{key!r} on tier {tier.name!r}"
-    if (size_bytes := tier.size(key)) != ref.size_bytes:
-        raise CorruptionError(
-            f"Pack {where} has {size_bytes} bytes instead of {ref.size_bytes}."
-        )
-    tail_bytes = table_bytes(ref.frame_count)
-    return decode_table(
-        tier.get(key, size_bytes=len(HEAD)),
-        tier.get(key, start_bytes=max(0, ref.size_bytes - tail_bytes), size_bytes=tail_bytes),
-        size_bytes=ref.size_bytes,
-        frame_count=ref.frame_count,
-        sealed=ref.table_seal,
-        where=where,
-    )
-
-
-class Pack:
-    """The copies of one pack, the preferred tier first."""
-
-    def __init__(
-        self,
-        tiers: Sequence[Tier],
-        lineage: LineageId,
-        ref: PackRef,
-        note: Callable[[str], None],
-    ) -> None:
-        self.key = f"{lineage.prefix}/{ref.key}"
-        self._tiers, self._lineage, self._ref, self._note = list(tiers), lineage, ref, note
-        self._frames: FrameTable | None = None
-
-    def frames(self) -> FrameTable:
-        """Return the frame table, read from the first copy whose table is sound."""
-        if self._frames is not None:
-            return self._frames
-        found: list[FrameTable] = []
-
-        def read(tier: Tier) -> None:
-            found.append(open_pack(tier, self._lineage, self._ref))
-
-        self.first_sound(read)
-        self._frames = found[0]
-        return found[0]
-
-    def first_sound(self, read: Callable[[Tier], None]) -> None:
-        """Call ``read`` with one tier after the other until it succeeds.
-
-        Raises:
-            CorruptionError: it failed with every tier; the notes tell how.
-        """
-        failures: list[CheckpointError] = []
-        for tier in self._tiers:
-            try:
-                read(tier)
-            except _COPY_FAILED as error:
-                failures.append(error)
-                self._note(str(error))
-                if isinstance(error, NotFoundError):  # It will not come; do not ask again.
-                    self._tiers = [left for left in self._tiers if left is not tier]
-            else:
-                return
-        names = ", ".join(repr(tier.name) for tier in self._tiers)
-        failed = CorruptionError(f"Pack {self.key!r} has no sound copy on tier {names}.")
-        for failure in failures:
-            failed.add_note(str(failure))
-        raise failed

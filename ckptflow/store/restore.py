@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ckptflow.data import digest, merkle
 from ckptflow.errors import CorruptionError
 from ckptflow.model import Manifest
-from ckptflow.store.fetch import Pack, fill
+from ckptflow.store.copies import Pack
+from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
 
 
@@ -46,7 +47,9 @@ def read_checkpoint(
     """
     for entry, buffer in zip(manifest.regions, buffers, strict=True):
         assert len(buffer) == entry.size_bytes, "the caller sizes buffers from the manifest"
-    packs = [Pack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
+    packs = [
+        Pack(tiers, manifest.lineage, ref, note, hold_small=True) for ref in manifest.packs
+    ]
     with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
         fill(manifest, buffers, packs, pool, check_frames=False)
         digests = _digests(manifest, buffers, pool)

@@ -16,7 +16,7 @@ from ckptflow.data.pack import HEAD, decode_table, table_bytes
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
-from ckptflow.store.fetch import open_pack
+from ckptflow.store.copies import open_pack
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root
 from ckptflow.tiers.tier import Tier

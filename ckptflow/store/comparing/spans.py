@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ckptflow.data.extents import U64, cut
 from ckptflow.data.pack import FrameTable
 from ckptflow.model import ExtentTable, LineageId, Manifest, PackRef, RegionEntry
-from ckptflow.store.fetch import Pack, fill
+from ckptflow.store.copies import Pack
+from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
 
 

@@ -22,7 +22,8 @@ from ckptflow.data.ranges import ranges_equal
 from ckptflow.data.scan import Kind, Runs
 from ckptflow.errors import CorruptionError
 from ckptflow.model import ExtentTable, LineageId, RegionEntry
-from ckptflow.store.fetch import Pack, fill
+from ckptflow.store.copies import Pack
+from ckptflow.store.fetch import fill
 from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.store.planning.pieces import LOG, PACK_MAX
 from ckptflow.tiers.tier import Tier
