@@ -223,7 +223,12 @@ def decode_table(
     plain_start = np.zeros(frame_count + 1, np.int64)
     np.cumsum(records["plain"], out=plain_start[1:])
     sizes = records["plain"]
-    impossible = sizes.max(initial=0) > FRAME_PLAIN_MAX or sizes.min(initial=1) == 0
+    as_it_is = (records["codec"] == 0) & (records["filter"] == 0)
+    impossible = (
+        sizes.max(initial=0) > FRAME_PLAIN_MAX
+        or sizes.min(initial=1) == 0
+        or (records["stored"] != sizes)[as_it_is].any()
+    )
     if offset[-1] + len(tail) != size_bytes or impossible:
         raise CorruptionError(f"The frames of pack {where} do not fill it: it is damaged.")
     columns = (records[name].copy() for name in ("codec", "filter", "word", "digest"))

@@ -102,7 +102,13 @@ class Pack:
     ) -> None:
         """Read a part of the copy on a tier; from the tier itself, if ``anew``."""
         if self._whole is not None and self._whole[0] is tier and not anew:
-            target[:] = self._whole[1][start_bytes : start_bytes + len(target)]
+            part = self._whole[1][start_bytes : start_bytes + len(target)]
+            if len(part) != len(target):
+                raise CorruptionError(
+                    f"Pack {self.key!r} on tier {tier.name!r} ends before byte "
+                    f"{start_bytes + len(target)}: its table says what cannot be."
+                )
+            target[:] = part
         else:
             tier.read_into(self.key, target, start_bytes=start_bytes)
 
