@@ -118,6 +118,21 @@ def gaps(start: U64, length: U64, size_bytes: int) -> tuple[U64, U64]:
     return begin[some], (end - begin)[some]
 
 
+def union(start: U64, end: U64) -> tuple[U64, U64]:
+    """Return start and length of what some ranges cover together, rising and apart.
+
+    Args:
+        start: first byte of each range, uint64 [r], in any order; ranges may overlap.
+        end: first byte behind each, uint64 [r].
+    """
+    order = np.argsort(start, kind="stable")
+    order = order[start[order] < end[order]]
+    begin, stop = start[order], np.maximum.accumulate(end[order])
+    heads = np.flatnonzero(np.concatenate([[True], begin[1:] > stop[:-1]])[: len(begin)])
+    last = np.append(heads[1:], len(begin))[: len(heads)] - 1
+    return begin[heads], stop[last] - begin[heads]
+
+
 def overlay(table: ExtentTable, start: U64, rows: ExtentTable) -> ExtentTable:
     """Return ``table`` with some rows in the place of what was there.
 

@@ -8,7 +8,6 @@ crashes a save before each of its writes.
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,8 +27,6 @@ from ckptflow.store.planning.choice import note_ratios, writings_of
 from ckptflow.store.planning.duplicates import Verify
 from ckptflow.store.planning.plan import Plan, Planner
 from ckptflow.tiers.tier import Tier
-
-_log = logging.getLogger("ckptflow")
 
 WRITER = f"ckptflow {importlib.metadata.version('ckptflow')}"
 

@@ -18,6 +18,7 @@ from ckptflow.data.extents import (
     overlay,
     split,
     starts_of,
+    union,
 )
 from ckptflow.data.pack import FRAME_BYTES, GATHER_BYTES, plan_packs
 from ckptflow.model import FILL, KEEP, ExtentTable
@@ -284,3 +285,15 @@ def test_no_small_piece_is_cut_by_a_pack(monkeypatch: pytest.MonkeyPatch) -> Non
     sizes, zeros = np.full(20, 40, np.uint64), np.zeros(20, np.intp)
     plan = plan_packs(zeros, starts_of(sizes), sizes, zeros, raw={0})
     assert plan.pack_edges.tolist() == [0, 160, 280, 400, 520, 640, 800]
+
+
+@given(ranges=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))
+def test_a_union_has_the_bytes_of_its_ranges_once(ranges: list[tuple[int, int]]) -> None:
+    start = np.array([a for a, _ in ranges], np.uint64)
+    length = np.array([n for _, n in ranges], np.uint64)
+    begin, size = union(start, start + length)
+    found = [
+        byte for a, n in zip(begin, size, strict=True) for byte in range(int(a), int(a + n))
+    ]
+    assert found == sorted({byte for a, n in ranges for byte in range(a, a + n)})
+    assert (begin[1:] > (begin + size)[:-1]).all()  # Apart: none could be joined.

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptflow.data.extents import cut
+from ckptflow.data.extents import cut, union
 from ckptflow.data.pack import FrameTable
 from ckptflow.errors import CorruptionError
 from ckptflow.model import FILL, ExtentTable, PackRef
 from ckptflow.store.comparing.unshared import (
     by_frames,
-    joined,
     pack_numbers,
     to_elements,
     unshared,
@@ -122,7 +121,7 @@ def test_ranges_are_widened_to_elements(data: st.DataObject, itemsize: int) -> N
     points = sorted(data.draw(st.sets(st.integers(0, 96), max_size=8)))
     points = points[: len(points) // 2 * 2]
     start, end = np.array(points[::2], np.uint64), np.array(points[1::2], np.uint64)
-    touched = {byte // itemsize for byte in covered(*joined(start, end))}
+    touched = {byte // itemsize for byte in covered(*union(start, end))}
     found = to_elements(start, end - start, itemsize)
     expected = {
         i for element in touched for i in range(element * itemsize, (element + 1) * itemsize)

@@ -106,15 +106,20 @@ def test_a_sample_looks_at_some_of_many() -> None:
     assert wrong(CELL) == []
 
 
-def test_bytes_damaged_on_the_tier_are_not_copied() -> None:
-    tier = MemoryTier()
-    base = write(tier, 1, {"a": bytearray(NOISE[: 8 * CHUNK])})
+def damage(tier: MemoryTier, base: Base) -> None:
+    """Change one byte of its only pack, which is stored as it is."""
     (pack,) = base.manifest.packs
     key = f"{LINEAGE.prefix}/{pack.key}"
     damaged = bytearray(tier.get(key))
     damaged[16 + 3 * CHUNK + 9] ^= 1
     tier.delete(key)
     tier.put(key, [damaged])
+
+
+def test_bytes_damaged_on_the_tier_are_not_copied() -> None:
+    tier = MemoryTier()
+    base = write(tier, 1, {"a": bytearray(NOISE[: 8 * CHUNK])})
+    damage(tier, base)
     # The cells of "b" are met before "a" says anything new: they are known from the pack alone.
     state = {"b": bytearray(NOISE[: 8 * CHUNK])}
     second = write(tier, 2, state, base=base, verify="all")
@@ -125,12 +130,7 @@ def test_bytes_damaged_on_the_tier_are_not_copied() -> None:
 def test_without_it_the_damage_is_found_by_the_restore() -> None:
     tier = MemoryTier()
     base = write(tier, 1, {"a": bytearray(NOISE[: 8 * CHUNK])})
-    (pack,) = base.manifest.packs
-    key = f"{LINEAGE.prefix}/{pack.key}"
-    damaged = bytearray(tier.get(key))
-    damaged[16 + 3 * CHUNK + 9] ^= 1
-    tier.delete(key)
-    tier.put(key, [damaged])
+    damage(tier, base)
     second = write(tier, 2, {"b": bytearray(NOISE[: 8 * CHUNK])}, base=base)
     assert second.manifest.own_packs == ()
     with pytest.raises(CorruptionError, match="no sound copy"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ckptflow.data.extents import U64, cut
 from ckptflow.data.pack import FrameTable
-from ckptflow.model import ExtentTable, LineageId, Manifest, PackRef, RegionEntry
+from ckptflow.model import ExtentTable, Manifest, RegionEntry
 from ckptflow.store.copies import Pack
 from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
@@ -41,7 +41,7 @@ class SpanReader:
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.manifest, self._pool = manifest, pool
-        self._packs = [_OpenPack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
+        self._packs = [Pack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
         self._layers = manifest.region_layers()
 
     def rows(self, region: int, start: U64, length: U64) -> ExtentTable:
@@ -82,23 +82,3 @@ class SpanReader:
         packs = [self._packs[number] for number in used.tolist()]
         fill(part, [buffer.data], packs, self._pool, check_frames=True)
         return buffer
-
-
-class _OpenPack(Pack):
-    """A pack whose frame table is read once, however often ranges of it are."""
-
-    def __init__(
-        self,
-        tiers: Sequence[Tier],
-        lineage: LineageId,
-        ref: PackRef,
-        note: Callable[[str], None],
-    ) -> None:
-        super().__init__(tiers, lineage, ref, note)
-        self._table: FrameTable | None = None
-
-    def frames(self) -> FrameTable:
-        """See `Pack.frames`."""
-        if self._table is None:
-            self._table = super().frames()
-        return self._table

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.extents import U64, ramps, starts_of
+from ckptflow.data.extents import U64, ramps, starts_of, union
 from ckptflow.data.pack import FrameTable
 from ckptflow.errors import CorruptionError
 from ckptflow.model import FILL, ExtentTable, PackRef
@@ -38,22 +38,14 @@ def unshared(left: ExtentTable, right: ExtentTable) -> tuple[U64, U64]:
     for a, b in zip(_meaning(left, edges), _meaning(right, edges), strict=True):
         differ |= a != b
     ends = np.append(edges[1:], left.length.sum(dtype=np.uint64))[: len(edges)]
-    return joined(edges[differ], ends[differ])
-
-
-def joined(start: U64, end: U64) -> tuple[U64, U64]:
-    """Join ranges that touch or overlap, both columns rising; return starts and lengths."""
-    start, end = start[start < end], end[start < end]
-    heads = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]])[: len(start)])
-    lasts = np.append(heads[1:] - 1, len(start) - 1)[: len(heads)]
-    return start[heads], end[lasts] - start[heads]
+    return union(edges[differ], ends[differ])
 
 
 def to_elements(start: U64, length: U64, itemsize: int) -> tuple[U64, U64]:
     """Widen ranges of bytes to whole elements of ``itemsize`` bytes each."""
     size = np.uint64(itemsize)
     end = (start + length + size - _ONE) // size * size
-    return joined(start // size * size, end)
+    return union(start // size * size, end)
 
 
 def pack_numbers(*lists: Sequence[PackRef]) -> list[NDArray[np.uint32]]:

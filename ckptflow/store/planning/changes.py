@@ -13,6 +13,7 @@ import numpy as np
 
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
+from ckptflow.data.extents import union
 from ckptflow.data.scan import Kind, Runs, collect_runs, scan
 from ckptflow.data.sparsity import Sampler, cell_sizes
 from ckptflow.policy.cells import CellPolicy, Writing
@@ -173,21 +174,17 @@ def _coarsened(runs: Runs, cell_bytes: int, size_bytes: int) -> Runs:
     down = np.where(end == size_bytes, end, end // step * step)
     fill = (runs.kind == Kind.FILL) & (down > up)
     inside = up[fill], down[fill]
-    # What is not inside of a pattern is new; ranges that meet or overlap are one.
+    # What is not inside of a pattern is new.
     start = np.concatenate([runs.start_bytes[~fill], runs.start_bytes[fill], down[fill]])
     stop = np.concatenate([end[~fill], up[fill], end[fill]])
     some = stop > start
-    start, stop = start[some] // step * step, -(-stop[some].astype(np.int64) // cell_bytes)
-    stop = np.minimum(stop.astype(np.uint64) * step, np.uint64(size_bytes))
-    order = np.argsort(start, kind="stable")
-    start, stop = start[order], np.maximum.accumulate(stop[order])
-    heads = np.flatnonzero(np.concatenate([[True], start[1:] > stop[:-1]])[: len(start)])
-    last = np.append(heads[1:], len(start))[: len(heads)] - 1
-    a = np.concatenate([inside[0], start[heads]])
-    b = np.concatenate([inside[1], stop[last]])
+    start, stop = start[some] // step * step, (stop[some] + step - np.uint64(1)) // step * step
+    start, length = union(start, np.minimum(stop, np.uint64(size_bytes)))
+    a = np.concatenate([inside[0], start])
+    b = np.concatenate([inside[1], start + length])
     kind = np.full(len(a), Kind.NEW, np.uint8)
     kind[: len(inside[0])] = Kind.FILL
-    ref = np.concatenate([runs.ref[fill], np.zeros(len(heads), np.uint64)])
+    ref = np.concatenate([runs.ref[fill], np.zeros(len(start), np.uint64)])
     order = np.argsort(a, kind="stable")
     a, b, kind, ref = a[order], b[order], kind[order], ref[order]
     return Runs(kind, a, b - a, ref)

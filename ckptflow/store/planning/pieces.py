@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.extents import U64, look_up, overlay, ramps, starts_of
+from ckptflow.data.extents import U64, look_up, overlay, ramps, starts_of, union
 from ckptflow.data.pack import PackPlan, plan_packs
 from ckptflow.model import KEEP, ExtentTable
 
@@ -69,7 +69,8 @@ class Draft:
             np.concatenate([zero, *self._start]),
             np.arange(len(region), dtype=np.uint32),
         )
-        begin, length = _union(needed.take(needed.pack == OWN))
+        own = needed.take(needed.pack == OWN)
+        begin, length = union(own.source, own.source + own.extent)
         of, skipped, parts = look_up(pieces, begin, length)
         position = begin[of] + skipped
         region, encoding = region[parts.pack], encoding[parts.pack]
@@ -164,13 +165,3 @@ def _written_out(
     origin = np.concatenate([others, which[of]])
     order = np.argsort(origin, kind="stable")
     return origin[order], ExtentTable.of([table.take(others), rows]).take(order)
-
-
-def _union(rows: ExtentTable) -> tuple[U64, U64]:
-    """Return start and length of what some rows take of one stream, rising and apart."""
-    order = np.argsort(rows.source, kind="stable")
-    begin = rows.source[order]
-    end = np.maximum.accumulate(begin + rows.extent[order])
-    heads = np.flatnonzero(np.concatenate([[True], begin[1:] > end[:-1]])[: len(begin)])
-    last = np.append(heads[1:], len(begin))[: len(heads)] - 1
-    return begin[heads], end[last] - begin[heads]

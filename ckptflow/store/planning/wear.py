@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptflow.data.extents import U64, look_up, merge, overlay, starts_of
+from ckptflow.data.extents import U64, look_up, merge, overlay, starts_of, union
 from ckptflow.model import KEEP, ExtentTable
 from ckptflow.store.planning.drafting import GATHERED, Layers
 from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
@@ -116,11 +116,7 @@ class Worn:
         starts = [starts_of(rows.length)[self._is_worn(rows)] for rows in region.tables]
         lengths = [rows.length[self._is_worn(rows)] for rows in region.tables]
         start, length = np.concatenate(starts), np.concatenate(lengths)
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], np.maximum.accumulate((start + length)[order])
-        heads = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]])[: len(start)])
-        last = np.append(heads[1:], len(start)) - 1 if len(heads) else heads
-        return start[heads], end[last] - start[heads]
+        return union(start, start + length)
 
     def _follow_rows(self, rows: ExtentTable) -> ExtentTable:
         for number, moved in self._moved.items():
