@@ -13,7 +13,7 @@ from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
 from ckptflow.policy.placement import TierRule
 from ckptflow.store.packing import Packing
-from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.tier import Tier
 
 
@@ -24,11 +24,7 @@ def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
         ConfigError: there are none, two have one name, or it is the address of something else.
     """
     if isinstance(store, str | Path):
-        if "://" in str(store):
-            raise ConfigError(
-                f"{str(store)!r}: a store is a folder, or a list of tiers from a site file."
-            )
-        return [PosixTier(store, name="store")]
+        return [open_tier(spec_of(store))]
     tiers = [store] if isinstance(store, Tier) else list(store)
     if not tiers:
         raise ConfigError("A checkpointer needs at least one tier.")

@@ -25,7 +25,8 @@ from rich.table import Table
 import ckptflow
 from ckptflow.cli.disturb import Execution, Loss, Workload, resumed_step
 from ckptflow.errors import CheckpointError, ConfigError, NotFoundError, WorkflowError
-from ckptflow.site import find_site, load_site
+from ckptflow.site import load_site
+from ckptflow.site.finding import find_site
 from ckptflow.store.catalog import Lineage
 from ckptflow.units import format_bytes, format_seconds
 

@@ -21,7 +21,8 @@ import typer
 
 from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.model import LineageId
-from ckptflow.site import TierModel, load_site, open_tiers
+from ckptflow.site import load_site
+from ckptflow.site.tiers import PosixModel, TierModel, open_tiers
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, check_store, lineages
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
@@ -136,7 +137,7 @@ def _models(stores: Sequence[Path]) -> list[TierModel]:
     )
     levels = [1] * (len(stores) - 1) + [SHARED_LEVEL]
     return [
-        TierModel(kind="posix", name=name, level=level, path=folder.expanduser().absolute())
+        PosixModel(kind="posix", name=name, level=level, path=folder.expanduser().absolute())
         for name, level, folder in zip(names, levels, stores, strict=True)
     ]
 

@@ -7,7 +7,7 @@ parallel file system and whose tasks only need a first landing place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
@@ -29,6 +29,21 @@ class MemoryTier:
 
     def __repr__(self) -> str:
         return f"MemoryTier({self._name!r}, level={self._level})"
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> MemoryTier:
+        """See `ckptflow.tiers.opening.Opens`. One name is one tier in the whole process.
+
+        So a task's next attempt finds what the last one left there.
+        """
+        with _opened_lock:
+            if spec["name"] not in _opened:
+                _opened[spec["name"]] = cls(
+                    spec["name"],
+                    level=spec["level"],
+                    capacity_bytes=spec.get("capacity_bytes"),
+                )
+            return _opened[spec["name"]]
 
     @property
     def name(self) -> str:
@@ -114,3 +129,7 @@ class MemoryTier:
                     f"Prune it or give it more."
                 )
         self._values[key] = value
+
+
+_opened: dict[str, MemoryTier] = {}
+_opened_lock = threading.Lock()

@@ -11,9 +11,10 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from typing_extensions import Buffer
 
@@ -51,6 +52,19 @@ class PosixTier:
 
     def __repr__(self) -> str:
         return f"PosixTier({str(self._root)!r}, name={self._name!r}, level={self._level})"
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> PosixTier:
+        """See `ckptflow.tiers.opening.Opens`."""
+        return cls(spec["path"], name=spec["name"], level=spec["level"])
+
+    @classmethod
+    def spec_of(cls, url: str) -> dict[str, Any]:
+        """See `ckptflow.tiers.opening.HasAddresses`: ``file:///absolute/path``."""
+        path = unquote(url.removeprefix("file://"))
+        if not path.startswith("/"):
+            raise ConfigError(f"{url!r}: write file:///absolute/path, or just the path.")
+        return {"kind": "posix", "name": "store", "level": 1, "path": path}
 
     @property
     def name(self) -> str:

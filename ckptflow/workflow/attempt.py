@@ -39,7 +39,7 @@ from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.policy.interval import Interval
 from ckptflow.policy.retention import Retention
-from ckptflow.site import TierModel, open_tiers
+from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.tier import Tier
 from ckptflow.workflow.deadline import (
@@ -127,7 +127,7 @@ def tiers_as_text(models: tuple[TierModel, ...]) -> str:
 @functools.lru_cache(maxsize=32)
 def opened_tiers(text: str) -> tuple[Tier, ...]:
     """Return the tiers that `tiers_as_text` described; one call a process opens them."""
-    return tuple(open_tiers([TierModel.model_validate(fields) for fields in json.loads(text)]))
+    return tuple(open_tiers([tier_model(fields) for fields in json.loads(text)]))
 
 
 class TaskFunction:

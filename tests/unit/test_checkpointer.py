@@ -383,8 +383,8 @@ def test_options_that_make_no_sense(
 
 
 def test_stores_that_are_none(tmp_path: Path, disk: MemoryTier) -> None:
-    with pytest.raises(ConfigError, match=r"'s3://bucket': a store is a folder, or a list"):
-        Checkpointer("s3://bucket")
+    with pytest.raises(ConfigError, match=r"'gopher://x': a store is a folder, or an address"):
+        Checkpointer("gopher://x")
     with pytest.raises(ConfigError, match="at least one tier"):
         Checkpointer([])
     with pytest.raises(ConfigError, match=r"told apart by their names.*\['disk', 'disk'\]"):

@@ -11,7 +11,9 @@ import pytest
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
-from ckptflow.site import Site, TierModel, find_site, line_of, load, load_site
+from ckptflow.site import Site, load, load_site
+from ckptflow.site.finding import find_site, line_of
+from ckptflow.site.tiers import MemoryModel
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
 
@@ -80,8 +82,13 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('every = "5min"', 'every = "sometimes"', 22, "sometimes"),
         ("keep = 3", "keep = -3", 23, "keep"),
         ("every = 10", "evry = 10", 27, "policies.short.evry: unknown key"),
-        ('kind = "memory"', 'kind = "tape"', 5, "'posix' or 'memory'"),
-        ('path = "store"', "", 10, "a posix tier needs a path"),
+        (
+            'kind = "memory"',
+            'kind = "tape"',
+            5,
+            "there is no 'tape'; there is 'posix', 'memory'",
+        ),
+        ('path = "store"', "", 10, "path: Field required"),
         ("[executor] ", "[exekutor] ", 16, "exekutor: unknown key"),
         ("level = 3", "level = = 3", 14, "not TOML"),
     ],
@@ -175,14 +182,14 @@ def test_a_store_replaces_the_tiers_and_takes_the_runs_with_it(tmp_path: Path) -
 
 
 def test_memory_tiers_of_one_name_are_one() -> None:
-    model = TierModel(kind="memory", name="test-site-one", level=0)
+    model = MemoryModel(kind="memory", name="test-site-one", level=0)
     threads = {"kind": "threads"}
     sites = [Site(name=name, tiers=(model,), executor=threads) for name in "ab"]  # type: ignore[arg-type]
     assert sites[0].open_tiers() == sites[1].open_tiers()
 
 
 def test_workers_in_processes_need_a_tier_that_outlives_them() -> None:
-    model = TierModel(kind="memory", name="ram", level=0)
+    model = MemoryModel(kind="memory", name="ram", level=0)
     with pytest.raises(ValueError, match="give the site a posix tier"):
         Site(name="a", tiers=(model,))
 
