@@ -7,6 +7,7 @@ CheckpointError
 ├── TierError               the place failed: use another copy or another tier
 │   ├── TierUnavailable         may pass when tried again
 │   ├── TierFull                permanent until something is pruned
+│   ├── TierDenied              permanent until rights or credentials are mended
 │   └── AlreadyExists           a write-once key is taken
 ├── CorruptionError         bytes do not match their digest: use another copy
 ├── FormatError             written by a version this one cannot read
@@ -81,6 +82,12 @@ class TierFull(TierError):
     """No space or no quota is left on the tier."""
 
     kind = "tier-full"
+
+
+class TierDenied(TierError):
+    """The tier may not be used so: credentials are missing, wrong or expired, or read-only."""
+
+    kind = "tier-denied"
 
 
 class AlreadyExists(TierError):

@@ -83,8 +83,7 @@ class Lineage:
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.tiers, self.id, self._note = tuple(tiers), lineage, note
-        shared = [tier for tier in self.tiers if tier.level >= SHARED_LEVEL]
-        self.fence_tier = shared[0] if shared else self.tiers[-1]
+        self.fence_tier = fence_tier(self.tiers)
 
     # --- checkpoints ---
 
@@ -305,6 +304,22 @@ class Lineage:
                 else:
                     limits.append((attempt, step))
         return limits
+
+
+def fence_tier(tiers: Sequence[Tier]) -> Tier:
+    """Return the tier for claims: the innermost that all nodes see, or else the outermost.
+
+    Raises:
+        ConfigError: no tier can decide between two claims.
+    """
+    able = [tier for tier in tiers if tier.can_create]
+    if not able:
+        names = ", ".join(repr(tier.name) for tier in tiers)
+        raise ConfigError(
+            f"Tier {names} cannot hold the claims of attempts: add a folder or an object store."
+        )
+    shared = [tier for tier in able if tier.level >= SHARED_LEVEL]
+    return shared[0] if shared else able[-1]
 
 
 def lineages(tiers: Sequence[Tier], run: str | None = None) -> list[LineageId]:

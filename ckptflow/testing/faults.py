@@ -35,6 +35,11 @@ class FaultyTier:
         return self.inner.level
 
     @property
+    def can_create(self) -> bool:
+        """Whether the inner tier can."""
+        return self.inner.can_create
+
+    @property
     def spec(self) -> dict[str, Any]:
         """That of the inner tier: whoever opens it anew gets it without faults."""
         return self.inner.spec

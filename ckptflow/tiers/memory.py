@@ -56,6 +56,11 @@ class MemoryTier:
         return self._level
 
     @property
+    def can_create(self) -> bool:
+        """A lock decides."""
+        return True
+
+    @property
     def spec(self) -> dict[str, Any]:
         """See `Tier.spec`. Another process gets an empty tier of that name."""
         return {"kind": "memory", "name": self._name, "level": self._level}

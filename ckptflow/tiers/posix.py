@@ -23,6 +23,7 @@ from ckptflow.errors import (
     ConfigError,
     CorruptionError,
     NotFoundError,
+    TierDenied,
     TierError,
     TierFull,
     TierUnavailable,
@@ -33,6 +34,7 @@ from ckptflow.tiers.tier import check_key, is_key_part
 _READ_BYTES_MAX = 1 << 30
 _PARTIAL_AGE_S = 86_400.0  # A put that is a day old has no writer any more.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -75,6 +77,11 @@ class PosixTier:
     def level(self) -> int:
         """Survival class of the file system."""
         return self._level
+
+    @property
+    def can_create(self) -> bool:
+        """The file system decides: see `durable.create_exclusive`."""
+        return True
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -209,6 +216,8 @@ class PosixTier:
         where = f"{verb} {key!r} on tier {self._name!r} ({self._root})"
         if error.errno in _FULL:
             return TierFull(f"No room to {where}: {reason}. Prune the tier or free space.")
+        if error.errno in _DENIED:
+            return TierDenied(f"May not {where}: {reason}. Mend the rights of the folder.")
         return TierUnavailable(f"Cannot {where}: {reason}.")
 
 

@@ -44,6 +44,11 @@ class Tier(Protocol):
         ...
 
     @property
+    def can_create(self) -> bool:
+        """Whether `create` decides between callers; only such a tier can hold claims."""
+        ...
+
+    @property
     def spec(self) -> dict[str, Any]:
         """How to open this tier in another process, as plain data without secrets."""
         ...
@@ -61,6 +66,7 @@ class Tier(Protocol):
 
         Raises:
             AlreadyExists: the key is taken.
+            ConfigError: the tier cannot decide (`can_create`).
         """
         ...
 
