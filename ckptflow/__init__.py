@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckptflow.site import Site, load, load_site
     from ckptflow.store.packing import Packing
     from ckptflow.tiers.memory import MemoryTier
+    from ckptflow.tiers.opening import open_store
     from ckptflow.tiers.posix import PosixTier
     from ckptflow.tiers.tier import Tier
     from ckptflow.workflow.apps import attach, bash_app, python_app
@@ -59,6 +60,7 @@ _HOMES = {
     "build_config": "workflow.run",
     "load": "site",
     "load_site": "site",
+    "open_store": "tiers.opening",
     "python_app": "workflow.apps",
     "register_leaf": "data.leaves",
     "retry_handler": "workflow.retry",
@@ -89,6 +91,7 @@ __all__ = [
     "build_config",
     "load",
     "load_site",
+    "open_store",
     "python_app",
     "register_leaf",
     "retry_handler",

@@ -10,6 +10,7 @@ CheckpointError
 │   ├── TierDenied              permanent until rights or credentials are mended
 │   └── AlreadyExists           a write-once key is taken
 ├── CorruptionError         bytes do not match their digest: use another copy
+│   └── ForgedError             not sealed with the store's key: somebody else wrote them
 ├── FormatError             written by a version this one cannot read
 ├── RestoreError            no copy of any checkpoint could be restored
 ├── FencedError             a newer attempt owns this lineage: stop this one
@@ -100,6 +101,15 @@ class CorruptionError(CheckpointError):
     """Stored bytes do not match the digest recorded for them."""
 
     kind = "corruption"
+
+
+class ForgedError(CorruptionError):
+    """Stored bytes do not carry the seal that only the store's key can make.
+
+    They were changed, cut, moved, or written by somebody without the key.
+    """
+
+    kind = "forged"
 
 
 class FormatError(CheckpointError):

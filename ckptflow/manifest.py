@@ -41,6 +41,7 @@ FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it 
 _LEVEL, _LEVEL_LARGE = 12, 3  # Of zstd: what is small costs no time either way.
 _LARGE_BYTES = 1 << 15
 _HEAD = struct.Struct("<8sIIQQ")
+OBJECT_BYTES_MAX = 1 << 32  # A larger object is no manifest, whoever put it there.
 _SECTION_BYTES_MAX = 1 << 33  # What a wrong length may make us allocate, at the most,
 _ZSTD_RATIO_MAX = 1 << 17  # and per byte of the section: a block of zstd gives no more.
 _COUNT_MAX = (1 << 63) - 1
@@ -81,6 +82,10 @@ def decode(data: bytes, *, where: str) -> Manifest:
         CorruptionError: the object is cut short, damaged, or not a manifest.
         FormatError: it is sound, but of a newer version or with unknown features.
     """
+    if len(data) > OBJECT_BYTES_MAX:
+        raise CorruptionError(
+            f"The manifest {where} has more than {OBJECT_BYTES_MAX} bytes: it is none."
+        )
     if len(data) < _HEAD.size + SEAL_BYTES or data[:8] != MAGIC:
         raise CorruptionError(
             f"The manifest {where} is cut short or is no manifest ({len(data)} bytes)."
@@ -103,6 +108,8 @@ def decode(data: bytes, *, where: str) -> Manifest:
         _check_features(document, where)
         compact = COMPACT in document["features"]
         return _manifest(document, _decode_extents(table) if compact else _plain_extents(table))
+    except MemoryError as error:
+        raise CorruptionError(f"The manifest {where} does not fit into memory.") from error
     except _NONSENSE as error:
         if isinstance(error, FormatError):
             raise

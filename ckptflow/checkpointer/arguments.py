@@ -13,7 +13,7 @@ from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
 from ckptflow.policy.placement import TierRule
 from ckptflow.store.packing import Packing
-from ckptflow.tiers.opening import open_tier, spec_of
+from ckptflow.tiers.opening import open_store
 from ckptflow.tiers.tier import Tier
 
 
@@ -24,7 +24,7 @@ def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
         ConfigError: there are none, two have one name, or it is the address of something else.
     """
     if isinstance(store, str | Path):
-        return [open_tier(spec_of(store))]
+        return [open_store(store)]
     tiers = [store] if isinstance(store, Tier) else list(store)
     if not tiers:
         raise ConfigError("A checkpointer needs at least one tier.")

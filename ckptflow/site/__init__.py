@@ -112,6 +112,8 @@ class Site(Strict):
     name: str
     description: str = ""
     run_dir: Path | None = None
+    key_file: Path | None = None
+    encrypt: bool = False
     tiers: Annotated[tuple[TierModel, ...], Field(min_length=1)]
     executor: ExecutorModel = ExecutorModel()
     policy: PolicyModel = PolicyModel()
@@ -120,6 +122,8 @@ class Site(Strict):
     @model_validator(mode="after")
     def _names_fit(self) -> Site:
         names = [tier.name for tier in self.tiers]
+        if self.encrypt and self.key_file is None:
+            raise ValueError("encrypt needs a key_file")
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"two tiers have the name {doubled[0]!r}")
@@ -136,6 +140,15 @@ class Site(Strict):
         return self
 
     @property
+    def sealed_tiers(self) -> tuple[TierModel, ...]:
+        """The tiers, each with the site's key unless it has its own or needs none."""
+        sealing = {"key_file": self.key_file, "encrypt": self.encrypt}
+        return tuple(
+            tier.model_copy(update=sealing) if tier.seals and tier.key_file is None else tier
+            for tier in self.tiers
+        )
+
+    @property
     def runs_folder(self) -> Path:
         """Where the files of runs are: journal, memo, lock, Parsl's logs. Absolute.
 
@@ -149,7 +162,7 @@ class Site(Strict):
 
     def open_tiers(self) -> list[Tier]:
         """Return the tiers, inner ones first."""
-        return open_tiers(self.tiers)
+        return open_tiers(self.sealed_tiers)
 
     def with_store(self, store: str | Path) -> Site:
         """Return this site with one folder as its only tier, and its runs beside it."""
@@ -170,7 +183,9 @@ class Site(Strict):
         """Return this site with its relative paths taken below ``folder``."""
         tiers = tuple(tier.below(folder) for tier in self.tiers)
         run_dir = folder / self.run_dir if self.run_dir else None
-        return self.model_copy(update={"tiers": tiers, "run_dir": run_dir})
+        key_file = folder / self.key_file.expanduser() if self.key_file else None
+        update = {"tiers": tiers, "run_dir": run_dir, "key_file": key_file}
+        return self.model_copy(update=update)
 
 
 def load_site(

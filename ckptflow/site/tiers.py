@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.tier import Tier
@@ -31,15 +31,27 @@ class AnyTier(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
     level: Annotated[int, Field(ge=0, le=4)]
+    key_file: Path | None = None
+    encrypt: bool = False
+
+    seals: ClassVar[bool] = True  # Whether the site's own key is for such tiers, too.
+
+    @model_validator(mode="after")
+    def _key_is_there(self) -> Self:
+        if self.encrypt and self.key_file is None:
+            raise ValueError("encrypt needs a key_file")
+        return self
 
     @property
     def folder(self) -> Path | None:
         """The folder in which it lies, if it is one that this computer sees."""
         return None
 
-    def below(self, _folder: Path) -> AnyTier:
+    def below(self, folder: Path) -> Self:
         """Return this tier with its relative paths taken below a folder."""
-        return self
+        if self.key_file is None:
+            return self
+        return self.model_copy(update={"key_file": folder / self.key_file.expanduser()})
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -58,15 +70,16 @@ class PosixModel(AnyTier):
         """The folder itself."""
         return self.path
 
-    def below(self, folder: Path) -> PosixModel:
+    def below(self, folder: Path) -> Self:
         """See `AnyTier.below`."""
-        return self.model_copy(update={"path": folder / self.path})
+        return super().below(folder).model_copy(update={"path": folder / self.path})
 
 
 class MemoryModel(AnyTier):
     """Memory that lives as long as a process."""
 
     kind: Literal["memory"]
+    seals: ClassVar[bool] = False
     capacity_bytes: Annotated[Bytes | None, Field(alias="capacity")] = None
 
 

@@ -36,10 +36,14 @@ from ckptflow.model import (
     attempt_key,
     parse_attempt_key,
 )
+from ckptflow.tiers.sealing import MAGIC as SEAL_MAGIC
+from ckptflow.tiers.storekey import KEY_FILE_VARIABLE
 from ckptflow.tiers.tier import Tier
 
 STORE_VERSION = 1
 SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
+
+RECORD_BYTES_MAX = 1 << 20  # Of the descriptor and of what attempts record.
 
 _CLAIM_TRIES = 1000
 
@@ -165,7 +169,8 @@ class Lineage:
         """
         key = f"{self.id.prefix}/{checkpoint.manifest_key}"
         where = f"{key!r} on tier {tier.name!r}"
-        manifest = manifest_file.decode(tier.get(key), where=where)
+        data = tier.get(key, size_bytes=manifest_file.OBJECT_BYTES_MAX + 1)
+        manifest = manifest_file.decode(data, where=where)
         if (manifest.lineage, manifest.id) != (self.id, checkpoint):
             raise CorruptionError(
                 f"{where} says that it is {manifest.id} of {manifest.lineage}: it was moved "
@@ -280,8 +285,12 @@ class Lineage:
 
     def _read_record(self, attempt: int, what: str) -> Mapping[str, Any] | None:
         try:
-            record = json.loads(self.fence_tier.get(self._attempt_key(attempt, what)))
-        except (NotFoundError, ValueError) as error:
+            record = json.loads(
+                self.fence_tier.get(
+                    self._attempt_key(attempt, what), size_bytes=RECORD_BYTES_MAX
+                )
+            )
+        except (NotFoundError, CorruptionError, ValueError) as error:
             self._note_record(attempt, what, f"is unreadable: {error}")
             return None
         if not isinstance(record, dict):
@@ -342,9 +351,14 @@ def check_store(tier: Tier) -> bool:
         FormatError: it is one of a newer version, or not one of ours.
     """
     try:
-        text = tier.get(STORE_KEY)
+        text = tier.get(STORE_KEY, size_bytes=RECORD_BYTES_MAX)
     except NotFoundError:
         return False
+    if text.startswith(SEAL_MAGIC):
+        raise FormatError(
+            f"Tier {tier.name!r} is a sealed store: give the file with its key, as key_file or "
+            f"in the environment as {KEY_FILE_VARIABLE}."
+        )
     try:
         descriptor = json.loads(text)
         version = descriptor["version"]

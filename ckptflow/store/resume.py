@@ -72,8 +72,9 @@ def restore_newest(
             state, base = read_state(tiers, manifest, target, note=note)
         except _NOT_THIS_ONE as error:
             failures.append(error)
-            skipped.append((found.id, str(error)))
-            note(f"{lineage.id} {found.id} was skipped: {error}")
+            reason = _reason(error)
+            skipped.append((found.id, reason))
+            note(f"{lineage.id} {found.id} was skipped: {reason}")
             continue
         return Restored(found.id, state, base, tuple(skipped))
     if not candidates:
@@ -82,8 +83,8 @@ def restore_newest(
         f"None of the {len(candidates)} checkpoints of {lineage.id} could be restored. The "
         f"target may be partly overwritten: build it anew before starting from step 0."
     )
-    for (checkpoint, reason), failure in zip(skipped, failures, strict=True):
-        raised.add_note(f"{checkpoint}: {reason}")
+    for (checkpoint, _), failure in zip(skipped, failures, strict=True):
+        raised.add_note(f"{checkpoint}: {failure}")
         for text in getattr(failure, "__notes__", ()):
             raised.add_note(f"    {text}")
     raise raised
@@ -103,10 +104,21 @@ def read_state(
         CorruptionError: no copy is sound.
     """
     sizes = [entry.size_bytes for entry in manifest.regions]
-    plan = plan_restore(manifest.structure, sizes, target)
+    try:
+        plan = plan_restore(manifest.structure, sizes, target)
+    except (MemoryError, OverflowError) as error:
+        raise CorruptionError(
+            f"The manifest of {manifest.lineage} {manifest.id} claims a state of "
+            f"{manifest.state_bytes} bytes, which cannot be had here."
+        ) from error
     chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note)
     base = remember(manifest, plan.buffers, chunks)
     return plan.finish(), base
+
+
+def _reason(error: Exception) -> str:
+    notes = getattr(error, "__notes__", ())
+    return f"{error} ({'; '.join(notes)})" if notes else str(error)
 
 
 def _candidates(lineage: Lineage, step: int | None) -> list[Found]:

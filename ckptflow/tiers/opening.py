@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ckptflow.errors import ConfigError
+from ckptflow.tiers.sealed import SealedTier
+from ckptflow.tiers.sealing import check_cipher
+from ckptflow.tiers.storekey import KEY_FILE_VARIABLE, StoreKey
 from ckptflow.tiers.tier import Tier
+
+ENCRYPT_VARIABLE = "CKPTFLOW_ENCRYPT"
 
 # Kind, as a site file says it, to the class that opens it. A class has `from_spec`.
 _KINDS = {
@@ -55,15 +61,60 @@ def open_tier(spec: Mapping[str, Any]) -> Tier:
         ConfigError: the kind is unknown, or what it needs is not installed.
     """
     opens: type[Opens] = _class_of(str(spec.get("kind")))
-    return opens.from_spec(spec)  # type: ignore[return-value]
+    tier: Tier = opens.from_spec(spec)  # type: ignore[assignment]
+    return sealed(tier, spec.get("key_file"), encrypt=bool(spec.get("encrypt")))
+
+
+def open_store(
+    url: str | Path, *, key_file: str | Path | None = None, encrypt: bool = False
+) -> Tier:
+    """Return the tier at an address: a folder, or ``scheme://…``.
+
+    Args:
+        url: where it is.
+        key_file: seal it with the key in this file; by default with that of the environment.
+        encrypt: with a key, also hide the bytes.
+
+    Raises:
+        ConfigError: nothing of that scheme is known, the address is wrong, or the file holds
+            no key.
+    """
+    spec = spec_of(url)
+    if key_file is not None or encrypt:
+        spec |= {"key_file": key_file, "encrypt": encrypt}
+    return open_tier(spec)
+
+
+def sealed(tier: Tier, key_file: str | Path | None, *, encrypt: bool = False) -> Tier:
+    """Return ``tier``, sealed with the key in a file, if there is one.
+
+    Raises:
+        ConfigError: the file is no private file with a key, or encryption needs a package;
+            or encryption is asked for without a key.
+    """
+    if key_file is None:
+        if encrypt:
+            raise ConfigError(f"Tier {tier.name!r} cannot be encrypted without a key_file.")
+        return tier
+    path = Path(key_file).expanduser().absolute()
+    if encrypt:
+        check_cipher()
+    return SealedTier(tier, StoreKey.from_file(path), encrypt=encrypt, key_file=str(path))
 
 
 def spec_of(url: str | Path) -> dict[str, Any]:
     """Return the spec of the tier at an address: a folder, or ``scheme://…``.
 
+    It is sealed if ``CKPTFLOW_KEY_FILE`` names a key, and encrypted if besides
+    ``CKPTFLOW_ENCRYPT`` is 1.
+
     Raises:
         ConfigError: nothing of that scheme is known, or the address is wrong.
     """
+    return {**_place_of(url), **_sealing_of_environment()}
+
+
+def _place_of(url: str | Path) -> dict[str, Any]:
     scheme, sign, _ = str(url).partition("://")
     if not sign:
         return {"kind": "posix", "name": "store", "level": 1, "path": str(Path(url).absolute())}
@@ -72,6 +123,12 @@ def spec_of(url: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{str(url)!r}: a store is a folder, or an address of {known}.")
     named: type[HasAddresses] = _class_of(_SCHEMES[scheme])
     return named.spec_of(str(url))
+
+
+def _sealing_of_environment() -> dict[str, Any]:
+    path = os.environ.get(KEY_FILE_VARIABLE)
+    encrypt = os.environ.get(ENCRYPT_VARIABLE) == "1"
+    return {"key_file": path, "encrypt": encrypt} if path else {}
 
 
 def _class_of(kind: str) -> Any:

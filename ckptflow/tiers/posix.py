@@ -170,7 +170,17 @@ class PosixTier:
         return removed
 
     def _path(self, key: str) -> Path:
-        return self._root / check_key(key)
+        """Return where the value of ``key`` is, below folders that are no symbolic links."""
+        folder = self._root
+        *parents, last = check_key(key).split("/")
+        for part in parents:
+            folder /= part
+            if folder.is_symlink():
+                raise TierDenied(
+                    f"{key!r} on tier {self._name!r} lies behind {folder}, which is a symbolic "
+                    f"link; links are not followed."
+                )
+        return folder / last
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
@@ -192,7 +202,9 @@ class PosixTier:
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Without waiting: what lies there may be a pipe, which nobody writes to.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self._path(key), flags)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a regular file", key)

@@ -218,7 +218,7 @@ class Run:
             argv=sys.argv,
             folder=Path.cwd(),
             site=self.site.name,
-            tiers=[tier.model_dump(mode="json", exclude_none=True) for tier in self.site.tiers],
+            tiers=[tier.spec for tier in self.site.sealed_tiers],
         )
         for holder in self._lock.dead_holders:
             self._note("holder-died", host=holder.host, pid=holder.pid, session=holder.session)
@@ -322,7 +322,7 @@ class Run:
             run=self.name,
             app=app.function.name,
             session=self.session,
-            tiers=tiers_as_text(self.site.tiers),
+            tiers=tiers_as_text(self.site.sealed_tiers),
             every=app.every if app.every is not None else policy.every,
             keep=app.keep if app.keep is not None else policy.keep,
             packing=app.packing if app.packing is not None else policy.packing,

@@ -15,6 +15,8 @@ from ckptflow.tiers.durable import PARTIAL_SUFFIX
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.metered import MeteredTier
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.sealed import SealedTier
+from ckptflow.tiers.storekey import StoreKey
 from ckptflow.tiers.tier import Tier
 
 
@@ -40,6 +42,18 @@ class TestMeteredTier(TierConformance):
     @pytest.fixture
     def tier(self) -> Tier:
         return MeteredTier(MemoryTier())
+
+
+class TestSealedTier(TierConformance):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return SealedTier(MemoryTier(), StoreKey(bytes(32)))
+
+
+class TestSealedAndEncryptedTier(TierConformance):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Tier:
+        return SealedTier(PosixTier(tmp_path / "store"), StoreKey(bytes(32)), encrypt=True)
 
 
 def test_memory_tier_has_a_capacity() -> None:

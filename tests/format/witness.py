@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import unseal
 from independent_reader import checkpoints, read_manifest, read_regions, value
 
 STATE_BYTES_MAX = 64 << 20  # Of one test: what is larger would cost more than it could show.
@@ -27,6 +28,8 @@ def read_again(folder: Path, *, state_bytes_max: int = STATE_BYTES_MAX) -> list[
     """
     done = []
     for mark in sorted(folder.rglob("ckptflow-store.json")):
+        if mark.read_bytes().startswith(unseal.MAGIC):
+            continue  # Whoever has its key unseals it and has the result read.
         for lineage in sorted(mark.parent.glob("lineages/*/*")):
             for checkpoint in reversed(checkpoints(mark.parent, *lineage.parts[-2:])):
                 document, _ = read_manifest(checkpoint)

@@ -232,3 +232,44 @@ def test_an_export_that_is_gone_or_was_replaced_says_so(tmp_path: Path) -> None:
         load(replace(export, root="f" * 32))
     with pytest.raises(NotFoundError, match="4"):
         load(replace(export, step=4))
+
+
+SEALED = """
+key_file = "key"
+encrypt = true
+[[tiers]]
+kind = "memory"
+name = "ram"
+level = 0
+[[tiers]]
+kind = "posix"
+name = "pfs"
+path = "store"
+level = 3
+[[tiers]]
+kind = "posix"
+name = "own"
+path = "own"
+level = 4
+key_file = "other"
+"""
+
+
+def test_the_key_of_a_site_is_for_all_tiers_that_leave_the_process(tmp_path: Path) -> None:
+    for number, name in enumerate(("key", "other")):
+        (tmp_path / name).write_bytes(bytes([number]) * 32)
+        (tmp_path / name).chmod(0o600)
+    site = load_site(write(tmp_path, SEALED)).at(tmp_path)
+    ram, pfs, own = site.open_tiers()
+    assert isinstance(ram, MemoryTier)
+    assert pfs.spec["key_file"] == str(tmp_path / "key")
+    assert pfs.spec["encrypt"] is True
+    assert own.spec["key_file"] == str(tmp_path / "other")
+    assert own.spec["encrypt"] is False
+    assert [model.spec for model in site.sealed_tiers][1:] == [pfs.spec, own.spec]
+
+
+def test_encryption_takes_a_key(tmp_path: Path) -> None:
+    text = SEALED.replace('key_file = "key"', "")
+    with pytest.raises(ConfigError, match="encrypt needs a key_file"):
+        load_site(write(tmp_path, text))
