@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from ckptflow.errors import AlreadyExists, ConfigError, CorruptionError, NotFoundError
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Tier, last_keys
 
 BAD_KEYS = [
     "",
@@ -136,6 +136,17 @@ class TierConformance:
         assert list(tier.iter_folders("")) == ["runs"]
         tier.delete("runs/b/1")
         assert list(tier.iter_folders("runs")) == ["a"]
+
+    def test_last_keys_of_a_folder(self, tier: Tier) -> None:
+        for key in ("a/2", "a/10", "a/9/deeper", "a/1", "ab", "b/7"):
+            tier.put(key, [b"x"])
+        assert last_keys(tier, "a", 2) == ["a/2", "a/10"]
+        assert last_keys(tier, "a", 9) == ["a/2", "a/10", "a/1"]
+        assert last_keys(tier, "a", 0) == []
+        assert last_keys(tier, "", 1) == ["ab"]
+        assert last_keys(tier, "nothing", 3) == []
+        with pytest.raises(ConfigError, match="is not a key"):
+            last_keys(tier, "../a", 1)
 
     def test_delete(self, tier: Tier) -> None:
         tier.put("key", [b"x"])

@@ -6,6 +6,7 @@ to test your own.
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -120,6 +121,31 @@ class Sweeping(Protocol):
         Only what surely has no writer any more.
         """
         ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A tier that finds the last keys of a folder without listing all of them."""
+
+    def last_keys(self, prefix: str, count: int) -> list[str]:
+        """Return the ``count`` greatest keys directly below ``prefix``, greatest first.
+
+        Keys in folders below it do not count. What it costs is bounded by ``count``, not by
+        how many keys there are.
+        """
+        ...
+
+
+def last_keys(tier: Tier, prefix: str, count: int) -> list[str]:
+    """Return the ``count`` greatest keys directly below the folder ``prefix``, greatest first.
+
+    A tier that is `Ordered` knows them; of any other one, the folder is listed.
+    """
+    if isinstance(tier, Ordered):
+        return tier.last_keys(prefix, count)
+    skip = len(prefix) + 1 if prefix else 0
+    direct = (key for key in tier.iter_keys(prefix) if "/" not in key[skip:])
+    return heapq.nlargest(count, direct)
 
 
 def is_key_part(name: str) -> bool:
