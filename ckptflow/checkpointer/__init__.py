@@ -356,7 +356,7 @@ class Checkpointer:
             if ticket.step == chosen:
                 ticket.wait()
         self._report()
-        found = [one for one in self._lineage.valid() if one.id.step == chosen]
+        found = self._lineage.valid_of_step(chosen)
         if not found:
             raise NotFoundError(f"{self._lineage.id} has no checkpoint of step {chosen}.")
         manifest = self._lineage.manifest(found[0])

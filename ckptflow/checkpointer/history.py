@@ -61,9 +61,9 @@ class History:
         """
         if self._looked or self._is_on_record():
             return
-        if existing := self.lineage.valid():
+        if newest := self.lineage.newest():
             raise ConfigError(
-                f"{self.lineage.id} has checkpoints up to {existing[0].id}, which this "
+                f"{self.lineage.id} has checkpoints up to {newest.id}, which this "
                 f"attempt did not restore. Call restore() before the first save, or use "
                 f"another run or task name to begin anew."
             )

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ import psutil
 
 from ckptflow.errors import NotFoundError, WorkflowError
 from ckptflow.model import CheckpointId
-from ckptflow.store.catalog import AttemptRecord, Found, Lineage, lineages
+from ckptflow.store.catalog import AttemptRecord, Lineage, lineages
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.units import format_seconds
 
@@ -209,7 +210,7 @@ class Execution:
             task
             for task in self.tasks()
             if task.id.task.startswith(f"{app}-")
-            and (newest := _newest(task)) is not None
+            and (newest := task.newest()) is not None
             and done <= newest.id.step / self.work.steps(task.id.task) <= DONE_FRACTION_MAX
             and self._runs(attempts := task.attempts())
             and newest.id.attempt == attempts[-1].attempt
@@ -278,7 +279,7 @@ class Execution:
                 lost_s=_age_s(task.manifest(newest).created, now),
             )
             for task in tasks
-            if _is_open(attempts := task.attempts()) and (newest := _newest(task)) is not None
+            if _is_open(attempts := task.attempts()) and (newest := task.newest()) is not None
         ]
         self.losses += losses
         return losses
@@ -309,10 +310,6 @@ def resumed_step(record: AttemptRecord) -> int | None:
     return None if step is None else int(step)
 
 
-def _newest(task: Lineage) -> Found | None:
-    return next(iter(task.valid()), None)
-
-
 def _is_open(attempts: list[AttemptRecord]) -> bool:
     """Return whether the last attempt was claimed and has not said that it ended."""
     return bool(attempts) and attempts[-1].claim is not None and attempts[-1].end is None
@@ -328,7 +325,8 @@ def _age_s(created: str, now: datetime) -> float:
 
 def _pace_s(task: Lineage) -> float:
     """Return the time between the two newest checkpoints of ``task``."""
-    created = [datetime.fromisoformat(task.manifest(one).created) for one in task.valid()[:2]]
+    newest = islice(task.valid_newest_first(), 2)
+    created = [datetime.fromisoformat(task.manifest(one).created) for one in newest]
     pace_s = (created[0] - created[-1]).total_seconds() if created else 0.0
     return min(max(0.0, pace_s), STRIKE_WITHIN_S)
 

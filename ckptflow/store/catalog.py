@@ -7,11 +7,12 @@ nothing between calls. Rules: "Attempts and fencing" in ``docs/reference/format-
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,7 @@ from ckptflow.errors import (
 )
 from ckptflow.model import (
     LINEAGES,
+    STEP_MAX,
     STORE_KEY,
     CheckpointId,
     LineageId,
@@ -38,7 +40,7 @@ from ckptflow.model import (
 )
 from ckptflow.tiers.sealing import MAGIC as SEAL_MAGIC
 from ckptflow.tiers.storekey import KEY_FILE_VARIABLE
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Tier, last_keys
 
 STORE_VERSION = 1
 SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
@@ -46,6 +48,7 @@ SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
 RECORD_BYTES_MAX = 1 << 20  # Of the descriptor and of what attempts record.
 
 _CLAIM_TRIES = 1000
+_LOOK_AT, _LOOK_FACTOR = 16, 8  # Keys looked at for the newest checkpoint: first, then.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +101,7 @@ class Lineage:
             TierError: no tier could be listed.
             FormatError: a tier is a store of a newer version.
         """
-        copies: dict[CheckpointId, list[Tier]] = {}
-        failures: list[TierError] = []
-        for tier in self.tiers:
-            try:
-                listed = self._listed(tier)
-            except TierError as error:
-                failures.append(error)
-                self._note(f"Tier {tier.name!r} was skipped: {error}")
-                continue
-            for found in listed:
-                copies.setdefault(found, []).append(tier)
-        if len(failures) == len(self.tiers):
-            raise failures[0]
+        copies = self._copies(self._listed)
         limits = self._resume_limits()
         return [
             Found(found, tuple(copies[found]), _is_void(found, limits))
@@ -120,6 +111,68 @@ class Lineage:
     def valid(self) -> list[Found]:
         """Return the checkpoints that are not void, the newest first."""
         return [found for found in self.checkpoints() if not found.void]
+
+    def newest(self) -> Found | None:
+        """Return the newest checkpoint that is not void; its cost does not grow with theirs.
+
+        Raises:
+            TierError: no tier could be listed.
+            FormatError: a tier is a store of a newer version.
+        """
+        return next(self.valid_newest_first(), None)
+
+    def valid_newest_first(self) -> Iterator[Found]:
+        """Yield what `valid` returns, looking at more and more keys as far as somebody asks.
+
+        Raises:
+            TierError: no tier could be listed.
+            FormatError: a tier is a store of a newer version.
+        """
+        count, reached = _LOOK_AT, None
+        while True:
+            copies, complete_from = self._last(count)
+            limits = self._resume_limits()  # Read last: who went on has said so before.
+            for found in sorted(copies, reverse=True):
+                if complete_from is not None and found < complete_from:
+                    break  # Some tier may have others in between.
+                if reached is not None and found >= reached:
+                    continue
+                reached = found
+                if not _is_void(found, limits):
+                    yield Found(found, tuple(copies[found]), void=False)
+            if complete_from is None:
+                return
+            count *= _LOOK_FACTOR
+
+    def valid_of_step(self, step: int) -> list[Found]:
+        """Return the checkpoints of one step that are not void, the newest first.
+
+        Raises:
+            TierError: no tier could be listed.
+            FormatError: a tier is a store of a newer version.
+        """
+        later = itertools.takewhile(lambda one: one.id.step >= step, self.valid_newest_first())
+        return [found for found in later if found.id.step == step]
+
+    def _last(self, count: int) -> tuple[dict[CheckpointId, list[Tier]], CheckpointId | None]:
+        """Return the last checkpoints of every tier, and from which one on that is all.
+
+        Args:
+            count: how many keys of each tier are looked at. If no tier has more, it is all:
+                ``None``.
+        """
+        bounds: list[CheckpointId] = []
+
+        def of(tier: Tier) -> list[CheckpointId]:
+            check_store(tier)
+            keys = last_keys(tier, f"{self.id.prefix}/manifests", count)
+            found = self._parsed(keys)
+            if len(keys) == count:  # Other people's keys may be greater than all of ours.
+                bounds.append(min(found, default=CheckpointId(STEP_MAX + 1, 0)))
+            return found
+
+        copies = self._copies(of)
+        return copies, max(bounds, default=None)
 
     def checkpoints_on(self, tier: Tier) -> list[Found]:
         """Return every checkpoint that has a copy on ``tier``, the newest first.
@@ -132,12 +185,34 @@ class Lineage:
         limits = self._resume_limits()  # Read last: who went on has said so before.
         return [Found(one, (tier,), _is_void(one, limits)) for one in listed]
 
+    def _copies(
+        self, listed: Callable[[Tier], list[CheckpointId]]
+    ) -> dict[CheckpointId, list[Tier]]:
+        """Return who holds which checkpoint, inner tiers first; one tier may fail, not all."""
+        copies: dict[CheckpointId, list[Tier]] = {}
+        failures: list[TierError] = []
+        for tier in self.tiers:
+            try:
+                ids = listed(tier)
+            except TierError as error:
+                failures.append(error)
+                self._note(f"Tier {tier.name!r} was skipped: {error}")
+                continue
+            for found in ids:
+                copies.setdefault(found, []).append(tier)
+        if len(failures) == len(self.tiers):
+            raise failures[0]
+        return copies
+
     def _listed(self, tier: Tier) -> list[CheckpointId]:
         check_store(tier)
+        keys = tier.iter_keys(f"{self.id.prefix}/manifests")
+        return sorted(self._parsed(keys), reverse=True)
+
+    def _parsed(self, keys: Iterable[str]) -> list[CheckpointId]:
         prefix = f"{self.id.prefix}/"
-        keys = tier.iter_keys(f"{prefix}manifests")
         found = (CheckpointId.of_manifest(key.removeprefix(prefix)) for key in keys)
-        return sorted((one for one in found if one), reverse=True)
+        return [one for one in found if one]
 
     def manifest(self, found: Found) -> Manifest:
         """Read a manifest from the first tier whose copy is sound.
@@ -192,8 +267,7 @@ class Lineage:
         for tier in self._usable(check_store, self.tiers):
             self._usable(ensure_store, [tier])
         taken = [number for number, _ in self._attempt_keys()]
-        committed = [found.id.attempt for found in self.checkpoints()]
-        attempt = max([0, *taken, *committed]) + 1
+        attempt = max([0, *taken, *self._committed_attempts(max(taken, default=0))]) + 1
         for _ in range(_CLAIM_TRIES):
             claim = {
                 "attempt": attempt,
@@ -210,6 +284,17 @@ class Lineage:
         raise FencedError(
             f"{self.id}: {_CLAIM_TRIES} attempts were claimed while this one tried."
         )
+
+    def _committed_attempts(self, claimed: int) -> set[int]:
+        """Return attempts that committed something; all of them only if claims were lost.
+
+        Who commits has a claim. So the last checkpoints tell whether some claims are gone, and
+        then all are looked at.
+        """
+        attempts = {found.attempt for found in self._last(_LOOK_AT)[0]}
+        if not claimed or max(attempts, default=0) > claimed:
+            return {found.id.attempt for found in self.checkpoints()}
+        return attempts
 
     def _usable(self, use: Callable[[Tier], object], tiers: Sequence[Tier]) -> list[Tier]:
         """Call ``use`` with each tier and return those that it worked with."""

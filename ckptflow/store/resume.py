@@ -5,8 +5,10 @@ What was skipped, and why, is part of the result; only the last failure reaches 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ckptflow.data.regions import plan_restore
@@ -14,9 +16,11 @@ from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.memory import Base, remember
+from ckptflow.store.rereading import with_manifest
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 
+_SHOWN_MAX = 8
 _NOT_THIS_ONE = (CorruptionError, NotFoundError)
 
 
@@ -60,16 +64,15 @@ def restore_newest(
         RestoreError: there are checkpoints, but none of them could be restored. ``target``
             may then be partly overwritten: build it anew before starting from step 0.
     """
-    candidates = _candidates(lineage, step)
+    candidates = lineage.valid_newest_first() if step is None else _of_step(lineage, step)
     skipped: list[tuple[CheckpointId, str]] = []
     failures: list[Exception] = []
     for found in candidates:
         try:
-            manifest = lineage.manifest(found)
             # Where the manifest is the packs should be, too; elsewhere they may be.
             others = [tier for tier in lineage.tiers if tier not in found.tiers]
-            tiers = [*found.tiers, *others]
-            state, base = read_state(tiers, manifest, target, note=note)
+            read = partial(read_state, [*found.tiers, *others], target=target, note=note)
+            state, base = with_manifest(lineage, found, read)
         except _NOT_THIS_ONE as error:
             failures.append(error)
             reason = _reason(error)
@@ -77,10 +80,10 @@ def restore_newest(
             note(f"{lineage.id} {found.id} was skipped: {reason}")
             continue
         return Restored(found.id, state, base, tuple(skipped))
-    if not candidates:
+    if not skipped:
         return None
     raised = RestoreError(
-        f"None of the {len(candidates)} checkpoints of {lineage.id} could be restored. The "
+        f"None of the {len(skipped)} checkpoints of {lineage.id} could be restored. The "
         f"target may be partly overwritten: build it anew before starting from step 0."
     )
     for (checkpoint, _), failure in zip(skipped, failures, strict=True):
@@ -121,12 +124,9 @@ def _reason(error: Exception) -> str:
     return f"{error} ({'; '.join(notes)})" if notes else str(error)
 
 
-def _candidates(lineage: Lineage, step: int | None) -> list[Found]:
-    valid = lineage.valid()
-    if step is None:
-        return valid
-    chosen = [found for found in valid if found.id.step == step]
-    if not chosen:
-        have = ", ".join(str(found.id.step) for found in valid[:8]) or "none"
-        raise NotFoundError(f"{lineage.id} has no checkpoint of step {step}; it has {have}.")
-    return chosen
+def _of_step(lineage: Lineage, step: int) -> list[Found]:
+    if chosen := lineage.valid_of_step(step):
+        return chosen
+    newest = itertools.islice(lineage.valid_newest_first(), _SHOWN_MAX)
+    have = ", ".join(str(found.id.step) for found in newest) or "none"
+    raise NotFoundError(f"{lineage.id} has no checkpoint of step {step}; it has {have}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Tier, last_keys
 
 
 class Crash(BaseException):
@@ -78,6 +78,11 @@ class FaultyTier:
         """See `Tier.iter_folders`."""
         self._on_call("iter_folders", prefix)
         return self.inner.iter_folders(prefix)
+
+    def last_keys(self, prefix: str, count: int) -> list[str]:
+        """See `Ordered.last_keys`; of a tier that is not, all keys are listed."""
+        self._on_call("last_keys", prefix)
+        return last_keys(self.inner, prefix, count)
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""

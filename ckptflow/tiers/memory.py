@@ -6,6 +6,7 @@ parallel file system and whose tasks only need a first landing place.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -111,6 +112,17 @@ class MemoryTier:
         skip = len(prefix) + 1 if prefix else 0
         tails = (key[skip:] for key in self.iter_keys(prefix))
         yield from sorted({tail.split("/")[0] for tail in tails if "/" in tail})
+
+    def last_keys(self, prefix: str, count: int) -> list[str]:
+        """See `Ordered.last_keys`."""
+        start = f"{check_key(prefix, prefix=True)}/" if prefix else ""
+        with self._lock:
+            direct = (
+                key
+                for key in self._values
+                if key.startswith(start) and "/" not in key[len(start) :]
+            )
+            return heapq.nlargest(count, direct)
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""

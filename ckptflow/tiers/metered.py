@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Tier, last_keys
 
 
 class MeteredTier:
@@ -78,6 +78,10 @@ class MeteredTier:
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
         return self.inner.iter_folders(prefix)
+
+    def last_keys(self, prefix: str, count: int) -> list[str]:
+        """See `Ordered.last_keys`; of a tier that is not, all keys are listed."""
+        return last_keys(self.inner, prefix, count)
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""

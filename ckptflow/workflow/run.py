@@ -425,7 +425,7 @@ class Run:
     def _newest_step(self, record: TaskRecord) -> int | None:
         if not self._is_ours(record):
             return None
-        newest = next(iter(self._lineage(self._name_of(record)).valid()), None)
+        newest = self._lineage(self._name_of(record)).newest()
         return newest.id.step if newest else None
 
     def _summarise(self) -> RunSummary:

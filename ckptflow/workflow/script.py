@@ -186,7 +186,7 @@ def _no_journal(
 
 
 def _newest_step(lineage: Lineage) -> int | None:
-    newest = next(iter(lineage.valid()), None)
+    newest = lineage.newest()
     return newest.id.step if newest else None
 
 
