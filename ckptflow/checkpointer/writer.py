@@ -98,12 +98,13 @@ class Writer:
         self.written: list[Written] = []
         self.fenced: FencedError | None = None
         self._in_flight: dict[CheckpointId, int] = {}  # To how many tiers still to be copied.
+        self._in_flight_lock = threading.Lock()
         self._requests: queue.SimpleQueue[SaveRequest | threading.Event | None]
         self._requests = queue.SimpleQueue()
         self._flusher: Flusher | None = None
         if len(lineage.tiers) > 1:
             self._flusher = Flusher(
-                lineage.tiers, lineage.id, after_copy=lambda tier, _id: self._prune(tier)
+                lineage.tiers, after_copy=lambda request: self._prune(request.target)
             )
         self._thread = threading.Thread(target=self._work, name="ckptflow-writer", daemon=True)
         self._thread.start()
@@ -259,10 +260,10 @@ class Writer:
         checkpoint: CheckpointId,
         error: CheckpointError | None,
     ) -> None:
-        left = self._in_flight[checkpoint] - 1
-        self._in_flight[checkpoint] = left
-        if not left:
-            del self._in_flight[checkpoint]
+        with self._in_flight_lock:  # Several lanes may tell at once.
+            self._in_flight[checkpoint] -= 1
+            if not self._in_flight[checkpoint]:
+                del self._in_flight[checkpoint]
         if error is None:
             ticket.mark_durable(target.level)
         else:

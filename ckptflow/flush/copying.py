@@ -1,0 +1,260 @@
+"""Copy one checkpoint, with all that it needs, to another tier.
+
+Packs first and the manifest last, so that on the outer tier too a checkpoint exists only when
+all of it does. What is read is compared with its digests first: damage is not copied outward
+and called durable there. A copy is idempotent: a pack that is there, with the right size, is
+not copied again, so an interrupted flush is simply repeated.
+
+``tests/unit/test_flush.py`` dies before every write of a copy, and repeats it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from ckptflow import manifest as manifest_file
+from ckptflow.errors import (
+    CheckpointError,
+    CorruptionError,
+    FlushError,
+    FormatError,
+    NotFoundError,
+    TierError,
+)
+from ckptflow.flush.limits import Bandwidth, ByteBudget
+from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
+from ckptflow.store.catalog import ensure_store
+from ckptflow.store.verify import check_pack
+from ckptflow.tiers.tier import Tier
+
+_FAILED = (TierError, CorruptionError, NotFoundError, FormatError)
+
+
+class Transport:
+    """What the packs of copies to one tier travel by: threads, memory, bandwidth.
+
+    Args:
+        streams: how many packs at once.
+        budget: memory for them.
+        bandwidth: how fast.
+        name: of the threads.
+    """
+
+    def __init__(
+        self, *, streams: int, budget: ByteBudget, bandwidth: Bandwidth, name: str = "pack"
+    ) -> None:
+        self.budget, self.bandwidth = budget, bandwidth
+        self._pool = ThreadPoolExecutor(streams, f"ckptflow-flush-{name}")
+
+    def each(self, packs: Sequence[PackRef], move: Callable[[PackRef], None]) -> None:
+        """Call ``move`` with every pack, several at once, and raise the first error.
+
+        After an error no further pack begins, and those on their way have ended.
+        """
+        if len(packs) == 1:
+            move(packs[0])
+            return
+        failed = threading.Event()
+
+        def unless_failed(pack: PackRef) -> None:
+            if failed.is_set():
+                return
+            try:
+                move(pack)
+            except BaseException:
+                failed.set()
+                raise
+
+        moves = [self._pool.submit(unless_failed, pack) for pack in packs]
+        wait(moves)
+        for one in moves:
+            one.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+def copy_checkpoint(
+    sources: Sequence[Tier],
+    target: Tier,
+    lineage: LineageId,
+    manifest: Manifest,
+    *,
+    on_copied: Callable[[int, int], None] = lambda _done, _total: None,
+    transport: Transport | None = None,
+    cancelled: threading.Event | None = None,
+) -> int:
+    """Copy one checkpoint, with every pack that it needs, to ``target``.
+
+    Args:
+        sources: tiers that may hold its packs, the preferred first.
+        target: where it goes.
+        lineage: whose it is.
+        manifest: which one.
+        on_copied: told (bytes done, bytes in all) after each object.
+        transport: what its packs travel by; without one they go one after another.
+        cancelled: when it is set no further object is begun.
+
+    Returns:
+        The bytes that were copied; what was there already does not count.
+
+    Raises:
+        FlushError: an object could not be read from any source, or not be written; or the
+            copy was cancelled. Its cause is the error of the tier.
+    """
+    copy = _Copy(
+        [source for source in sources if source is not target],
+        target,
+        lineage,
+        on_copied=on_copied,
+        transport=transport,
+        cancelled=cancelled or threading.Event(),
+    )
+    try:
+        return copy.run(manifest)
+    except _FAILED as error:
+        raise FlushError(
+            f"{lineage} {manifest.id} did not reach tier {target.name!r} (level "
+            f"{target.level}): {error}"
+        ) from error
+
+
+def manifest_on(tier: Tier, lineage: LineageId, checkpoint: CheckpointId) -> Manifest:
+    """Read the manifest that a tier has of a checkpoint; see `Lineage.manifest_on`."""
+    key = f"{lineage.prefix}/{checkpoint.manifest_key}"
+    where = f"{key!r} on tier {tier.name!r}"
+    manifest = manifest_file.decode(tier.get(key), where=where)
+    if (manifest.lineage, manifest.id) != (lineage, checkpoint):
+        raise CorruptionError(f"{where} is {manifest.id} of {manifest.lineage}: it was moved.")
+    return manifest
+
+
+class _Copy:
+    """One copy on its way."""
+
+    def __init__(
+        self,
+        sources: Sequence[Tier],
+        target: Tier,
+        lineage: LineageId,
+        *,
+        on_copied: Callable[[int, int], None],
+        transport: Transport | None,
+        cancelled: threading.Event,
+    ) -> None:
+        self._sources, self._target, self._lineage = sources, target, lineage
+        self._on_copied, self._transport, self._cancelled = on_copied, transport, cancelled
+        self._done_bytes = self._total_bytes = self._copied_bytes = 0
+        self._lock = threading.Lock()
+
+    def run(self, manifest: Manifest) -> int:
+        """Copy it; see `copy_checkpoint`."""
+        ensure_store(self._target)
+        if self._is_whole(manifest):
+            self._on_copied(*(2 * [sum(pack.size_bytes for pack in manifest.packs)]))
+            return 0
+        try:
+            self._bring(manifest)
+        except NotFoundError:
+            # Consolidation may have put another manifest of the checkpoint, with other packs.
+            renewed = self._read_again(manifest)
+            if renewed is None or renewed.packs == manifest.packs:
+                raise
+            manifest = renewed
+            self._bring(manifest)
+        self._check_cancelled()
+        data = manifest_file.encode(manifest)
+        key = f"{self._lineage.prefix}/{manifest.id.manifest_key}"
+        self._target.put(key, [data])  # The commit there.
+        return self._copied_bytes + len(data)
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Tell whether the target has the checkpoint, in these packs or consolidated."""
+        try:
+            there = manifest_on(self._target, self._lineage, manifest.id)
+        except (NotFoundError, CorruptionError):
+            return False
+        return there.root == manifest.root and all(map(self._is_there, there.packs))
+
+    def _read_again(self, manifest: Manifest) -> Manifest | None:
+        for source in self._sources:
+            try:
+                found = manifest_on(source, self._lineage, manifest.id)
+            except _FAILED:
+                continue
+            if found.root == manifest.root:
+                return found
+        return None
+
+    def _bring(self, manifest: Manifest) -> None:
+        """Make the target hold every pack of a manifest."""
+        self._done_bytes = 0
+        self._total_bytes = sum(pack.size_bytes for pack in manifest.packs)
+        were_there: list[PackRef] = []
+
+        def bring(pack: PackRef) -> None:
+            self._check_cancelled()
+            if self._is_there(pack):
+                were_there.append(pack)
+            else:
+                self._copy(pack)
+            self._report(pack)
+
+        self._each(manifest.packs, bring)
+        # A prune of the target may have taken one before the manifest could claim it.
+        self._each([pack for pack in were_there if not self._is_there(pack)], self._copy)
+
+    def _each(self, packs: Sequence[PackRef], move: Callable[[PackRef], None]) -> None:
+        if self._transport and packs:
+            self._transport.each(packs, move)
+        else:
+            for pack in packs:
+                move(pack)
+
+    def _copy(self, pack: PackRef) -> None:
+        if self._transport is None:
+            self._move(pack)
+            return
+        with self._transport.budget.hold(pack.size_bytes):
+            self._transport.bandwidth.take(pack.size_bytes, self._cancelled.wait)
+            self._check_cancelled()
+            self._move(pack)
+
+    def _move(self, pack: PackRef) -> None:
+        """Put what the first source with a sound copy has."""
+        key = f"{self._lineage.prefix}/{pack.key}"
+        failures: list[CheckpointError] = []
+        for source in self._sources:
+            try:
+                data = source.get(key)
+                check_pack(data, pack, where=f"{key!r} on tier {source.name!r}")
+            except (NotFoundError, TierError, CorruptionError) as error:
+                failures.append(error)
+                continue
+            self._target.put(key, [data])
+            with self._lock:
+                self._copied_bytes += pack.size_bytes
+            return
+        raise failures[-1] if failures else NotFoundError(f"No tier holds {key!r}.")
+
+    def _is_there(self, pack: PackRef) -> bool:
+        try:
+            size_bytes = self._target.size(f"{self._lineage.prefix}/{pack.key}")
+        except NotFoundError:
+            return False
+        return size_bytes == pack.size_bytes
+
+    def _report(self, pack: PackRef) -> None:
+        with self._lock:
+            self._done_bytes += pack.size_bytes
+            self._on_copied(self._done_bytes, self._total_bytes)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise FlushError(
+                f"A copy of {self._lineage} to tier {self._target.name!r} was given up before "
+                f"it was complete; what has arrived stays, and is used when it is tried again."
+            )
