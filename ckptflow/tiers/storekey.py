@@ -1,9 +1,9 @@
 """The secret of a store: 32 bytes in a private file, from which all other keys are derived.
 
 It is read where it is used and goes nowhere else: what names it (a site file, the spec of a
-tier) names the file, its ``repr`` shows a fingerprint, and it refuses to be pickled. Each use has
-a key of its own, by HKDF with SHA-256 (RFC 5869) and a label, so that none tells anything about
-another one. ``tests/unit/test_storekey.py``.
+tier) names the file, its ``repr`` shows a fingerprint, and it refuses to be pickled. Each use
+has a key of its own, by HKDF with SHA-256 (RFC 5869) and a label, so that none tells anything
+about another one. ``tests/unit/test_storekey.py``.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StoreKey:
             return cls(held)
         if not _HEX.fullmatch(held):
             raise ConfigError(
-                f"{path} holds no key: a key is {KEY_BYTES} bytes, or {2 * KEY_BYTES} hex digits "
-                f"on one line."
+                f"{path} holds no key: a key is {KEY_BYTES} bytes, or {2 * KEY_BYTES} hex "
+                f"digits on one line."
             )
         return cls(bytes.fromhex(held.decode("ascii")))
 
@@ -127,8 +127,8 @@ def _read_private(path: Path) -> bytes:
             raise ConfigError(f"The key file {path} belongs to another user.")
         if status.st_mode & 0o077:
             raise ConfigError(
-                f"The key file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may "
-                f"read or change it. Run: chmod 600 {path}"
+                f"The key file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others "
+                f"may read or change it. Run: chmod 600 {path}"
             )
         return os.read(descriptor, _FILE_BYTES_MAX + 1)
     finally:

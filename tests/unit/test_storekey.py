@@ -1,4 +1,4 @@
-"""The store's key: read from private files only, shown nowhere, and derived as RFC 5869 says."""
+"""The key of a store: read from private files only, shown nowhere, derived as in RFC 5869."""
 
 from __future__ import annotations
 
