@@ -1,9 +1,9 @@
 """Choose redundancy sets, and who holds which piece, so that what fails together is kept apart.
 
-A node belongs to *failure groups* of several kinds: ``{"power": "p1", "switch": "s4", "rack":
-"r17"}``. Kinds are given widest first, and narrower ones lie within wider ones on most machines;
-then nodes are sorted by their groups and dealt out like cards, so that no set has more nodes of
-any group than it must. Where kinds cross, the first one is served best.
+A node belongs to *failure groups* of several kinds: ``{"power": "p1", "rack": "r17"}``. Kinds
+are given widest first, and narrower ones lie within wider ones on most machines; then nodes are
+sorted by their groups and dealt out like cards, so that no set has more nodes of any group than
+it must. Where kinds cross, the first one is served best.
 
 Everything is a pure function of its arguments. ``tests/property/test_group_laws.py``.
 """

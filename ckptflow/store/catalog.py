@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ STORE_VERSION = 1
 SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
 
 _CLAIM_TRIES = 1000
+_STORE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +375,20 @@ def ensure_store(tier: Tier) -> None:
             tier.create(STORE_KEY, _json(descriptor))
         except AlreadyExists:
             check_store(tier)
+
+
+def store_id(tier: Tier) -> str:
+    """Return the id of a store, 32 hex digits; it stays when the store is moved.
+
+    Raises:
+        NotFoundError: ``tier`` is no store yet.
+        FormatError: its id is none.
+    """
+    check_store(tier)
+    identity = json.loads(tier.get(STORE_KEY)).get("store")
+    if not isinstance(identity, str) or not _STORE_ID.fullmatch(identity):
+        raise FormatError(f"{STORE_KEY!r} on tier {tier.name!r} gives the store no id.")
+    return identity
 
 
 def _resumed_step(attempt: int, record: Mapping[str, Any]) -> int | None:
