@@ -9,7 +9,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 NATIVE = "ckptflow/native"
-SOURCES = ["module.cpp", "py_diff.cpp", "py_digest.cpp", "py_filters.cpp", "py_ranges.cpp"]
+PARTS = ["diff", "digest", "filters", "galois", "ranges"]
+SOURCES = ["module.cpp", *(f"py_{part}.cpp" for part in PARTS)]
 
 setup(
     ext_modules=[

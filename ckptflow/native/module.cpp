@@ -8,11 +8,12 @@ PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(core::add_diff)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_ranges)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_filters)},
+    {Py_mod_exec, reinterpret_cast<void *>(core::add_galois)},
     {0, nullptr},
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_core", "Native digests, diff, filters and range copies of ckptflow.",
+    PyModuleDef_HEAD_INIT, "_core", "Native digests, diff, filters, range copies and parity of ckptflow.",
     0, nullptr, slots, nullptr, nullptr, nullptr,
 };
 

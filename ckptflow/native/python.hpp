@@ -83,5 +83,6 @@ int add_digest(PyObject *module);
 int add_diff(PyObject *module);
 int add_ranges(PyObject *module);
 int add_filters(PyObject *module);
+int add_galois(PyObject *module);
 
 }  // namespace core

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ RECORD_BYTES_MAX = 1 << 20  # Of the descriptor and of what attempts record.
 
 _CLAIM_TRIES = 1000
 _LOOK_AT, _LOOK_FACTOR = 16, 8  # Keys looked at for the newest checkpoint: first, then.
+_STORE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,6 +474,20 @@ def ensure_store(tier: Tier) -> None:
             tier.create(STORE_KEY, _json(descriptor))
         except AlreadyExists:
             check_store(tier)
+
+
+def store_id(tier: Tier) -> str:
+    """Return the id of a store, 32 hex digits; it stays when the store is moved.
+
+    Raises:
+        NotFoundError: ``tier`` is no store yet.
+        FormatError: its id is none.
+    """
+    check_store(tier)
+    identity = json.loads(tier.get(STORE_KEY)).get("store")
+    if not isinstance(identity, str) or not _STORE_ID.fullmatch(identity):
+        raise FormatError(f"{STORE_KEY!r} on tier {tier.name!r} gives the store no id.")
+    return identity
 
 
 def _resumed_step(attempt: int, record: Mapping[str, Any]) -> int | None:

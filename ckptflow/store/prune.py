@@ -43,6 +43,7 @@ def plan_prune(
     retention: Retention,
     *,
     in_flight: Collection[CheckpointId] = (),
+    held: Collection[str] = (),
 ) -> PrunePlan:
     """Decide what to delete from ``tier``. Nothing is touched.
 
@@ -51,6 +52,8 @@ def plan_prune(
         tier: where.
         retention: what the policy keeps.
         in_flight: checkpoints that are being copied, from this tier or to it; they stay.
+        held: absolute keys of packs that stay, since other nodes' checkpoints are rebuilt with
+            them: see `ckptflow.store.redundancy.release`.
 
     Raises:
         TierError: something could not be read; then nothing can be decided.
@@ -69,6 +72,7 @@ def plan_prune(
     doomed = [
         key
         for key in sorted(present - needed)
+        if prefix + key not in held
         if None not in kept  # A kept manifest that cannot be read may need any pack.
         and _is_finished(CheckpointId.of_pack(key), newest, newest_attempt, in_flight)
     ]
@@ -89,10 +93,11 @@ def prune(
     retention: Retention,
     *,
     in_flight: Collection[CheckpointId] = (),
+    held: Collection[str] = (),
     on_deleted: Callable[[str], None] = lambda _key: None,
 ) -> PrunePlan:
     """Carry out `plan_prune` and return the plan; sweep up after killed writers."""
-    plan = plan_prune(lineage, tier, retention, in_flight=in_flight)
+    plan = plan_prune(lineage, tier, retention, in_flight=in_flight, held=held)
     for key in (*plan.manifests, *plan.packs):
         tier.delete(key)
         on_deleted(key)
