@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import (AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator)
 
+from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import parse_bytes, parse_seconds
@@ -23,7 +24,10 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 class Strict(BaseModel):
     """A table of a site file: unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # What is refused is not repeated: it may be a secret that does not belong here.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, hide_input_in_errors=True
+    )
 
 
 class AnyTier(Strict):
@@ -83,9 +87,26 @@ class MemoryModel(AnyTier):
     capacity_bytes: Annotated[Bytes | None, Field(alias="capacity")] = None
 
 
-TierModel: TypeAlias = Annotated[PosixModel | MemoryModel, Field(discriminator="kind")]
+class FilesystemModel(AnyTier):
+    """A filesystem that fsspec knows."""
 
-TIER_KINDS: dict[str, type[AnyTier]] = {"posix": PosixModel, "memory": MemoryModel}
+    kind: Literal["fsspec"]
+    address: Annotated[str, AfterValidator(check_address)]
+    commit: Commit | None = None
+    options: (
+        Annotated[dict[str, str | int | float | bool], AfterValidator(check_options)] | None
+    ) = None
+
+
+TierModel: TypeAlias = Annotated[
+    PosixModel | MemoryModel | FilesystemModel, Field(discriminator="kind")
+]
+
+TIER_KINDS: dict[str, type[AnyTier]] = {
+    "posix": PosixModel,
+    "memory": MemoryModel,
+    "fsspec": FilesystemModel,
+}
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)
 

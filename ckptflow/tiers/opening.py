@@ -23,9 +23,10 @@ ENCRYPT_VARIABLE = "CKPTFLOW_ENCRYPT"
 _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
+    "fsspec": "ckptflow.tiers.filesystem:FilesystemTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix"}
+_SCHEMES = {"file": "posix", "fsspec+…": "fsspec"}
 
 
 class Opens(Protocol):
@@ -118,6 +119,7 @@ def _place_of(url: str | Path) -> dict[str, Any]:
     scheme, sign, _ = str(url).partition("://")
     if not sign:
         return {"kind": "posix", "name": "store", "level": 1, "path": str(Path(url).absolute())}
+    scheme = "fsspec+…" if scheme.startswith("fsspec+") else scheme  # And any protocol of it.
     if scheme not in _SCHEMES:
         known = ", ".join(f"{one}://" for one in sorted(_SCHEMES))
         raise ConfigError(f"{str(url)!r}: a store is a folder, or an address of {known}.")

@@ -43,10 +43,12 @@ EMPTY_NAMES = {
 }
 
 # Here a thread or a task ends, so whatever happened has to be carried to whoever waits; or
-# code of the user runs (pickling an object of theirs), which may raise anything.
+# code of the user runs (pickling an object of theirs, a filesystem that they hand in), which
+# may raise anything.
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/writer.py",
     "ckptflow/flush/flusher.py",
+    "ckptflow/tiers/foreign_errors.py",
     "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
