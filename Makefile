@@ -7,6 +7,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where to take PyTorch from
 #   PINS=                      newest versions of everything, instead of tests/constraints.txt
 #   SLOW=1                     add the tests marked slow
+#   JOBS=1                     how many processes run tests at once (one for each core)
 #   ARGS="-k merkle"           more arguments for pytest, or for the benchmarks
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ VENV ?= .venv
 TORCH ?= yes
 TORCH_INDEX ?=
 SLOW ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -38,7 +40,7 @@ demo: $(VENV)/.demo ## Kill a real workflow three times and see it end with the 
 	$(BIN)/ckptflow demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Run the test suite (SLOW=1 for all of it).
-	SLOW=$(SLOW) $(BIN)/python -m pytest $(ARGS)
+	SLOW=$(SLOW) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Measure every claim (ARGS=--quick for short runs).
 	@mkdir -p bench/results
