@@ -35,6 +35,7 @@ from ckptflow.site.finding import (
     read_site,
 )
 from ckptflow.site.tiers import (
+    MEMORY_KINDS,
     PosixModel,
     Seconds,
     Strict,
@@ -129,9 +130,11 @@ class Site(Strict):
                 raise ValueError(
                     f"flush_every names {unknown[0]!r}, which is no tier of the site"
                 )
-        if self.executor.kind == "htex" and all(tier.kind == "memory" for tier in self.tiers):
+        in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
+        if self.executor.kind == "htex" and in_memory:
             raise ValueError(
-                "worker processes lose memory tiers when they die; give the site a posix tier"
+                "what is in memory is lost with its process or its node, and not seen by "
+                "other nodes; give the site a tier outside of memory, too"
             )
         return self
 

@@ -17,9 +17,11 @@ from ckptflow.tiers.tier import Tier
 _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
+    "device": "ckptflow.tiers.device:DeviceTier",
+    "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix"}
+_SCHEMES = {"file": "posix", "shm": "shared_memory"}
 
 
 class Opens(Protocol):
