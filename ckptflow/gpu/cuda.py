@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.buffers import Bytes
-from ckptflow.errors import ConfigError, StateError
+from ckptflow.errors import StateError
 from ckptflow.gpu import plan
-from ckptflow.gpu.device import DeviceArray, Done, HostMemory, Memory
+from ckptflow.gpu.device import DeviceArray, Done, HostMemory
+from ckptflow.gpu.plain import Memory, choose_device
 from ckptflow.gpu.plan import Launch, Shape
 
 BLOCKS_PER_MULTIPROCESSOR = 3  # That many with 80 registers for each thread fit at once.
@@ -70,14 +71,8 @@ class CudaDevice:
     """
 
     def __init__(self, shape: Shape, number: int | None = None) -> None:
-        self._cupy = cupy = _import_cupy()
-        count = _device_count(cupy)
-        self._number = cupy.cuda.Device().id if number is None else number
-        if not 0 <= self._number < count:
-            raise ConfigError(
-                f"There is no CUDA device {self._number}; the driver shows {count}, counted "
-                "from 0. CUDA_VISIBLE_DEVICES can hide some."
-            )
+        cupy, self._number = choose_device(number, purpose="Finding changes on a GPU")
+        self._cupy = cupy
         self._shape = shape
         properties = cupy.cuda.runtime.getDeviceProperties(self._number)
         self._name = f"{properties['name'].decode()} (device {self._number})"
@@ -226,24 +221,3 @@ class CudaDevice:
         """Let later work begin after ``done``."""
         assert isinstance(done, _Event)
         self._stream.wait_event(done.event)
-
-
-def _import_cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise ConfigError(
-            "Finding changes on a GPU needs CuPy, which is not installed: "
-            "pip install 'ckptflow[cuda12]' or 'ckptflow[cuda13]', as your driver has it."
-        ) from error
-    return cupy
-
-
-def _device_count(cupy: Any) -> int:
-    try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ConfigError(
-            "Finding changes on a GPU needs a CUDA device, and the driver shows none "
-            f"({error}). Let nvidia-smi tell what is there."
-        ) from error

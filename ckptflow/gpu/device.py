@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ckptflow.data.buffers import Bytes
+from ckptflow.gpu.plain import Memory
 from ckptflow.gpu.plan import Launch, Shape
 
 
@@ -23,20 +24,6 @@ class DeviceArray:
     device: int
     stream: int | None  # where the owner's library writes it; None: the current one of CuPy
     owner: Any
-
-
-class Memory(Protocol):
-    """Memory of a device or page-locked memory, released with the last reference."""
-
-    @property
-    def address(self) -> int:
-        """Where it starts, at a multiple of 256, as kernels see it."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-        ...
 
 
 class HostMemory(Memory, Protocol):

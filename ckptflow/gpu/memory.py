@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ckptflow.data.buffers import Bytes
-from ckptflow.gpu.device import Device, HostMemory, Memory
+from ckptflow.gpu.device import Device, HostMemory
+from ckptflow.gpu.plain import Memory
 
 _ALIGNMENT = 256  # bytes, as much as a device asks for
 _BLOCK_BYTES_MIN = 1 << 20  # of page-locked memory

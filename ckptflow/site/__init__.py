@@ -35,6 +35,7 @@ from ckptflow.site.finding import (
     read_site,
 )
 from ckptflow.site.tiers import (
+    MEMORY_KINDS,
     PosixModel,
     Seconds,
     Strict,
@@ -133,9 +134,11 @@ class Site(Strict):
                 raise ValueError(
                     f"flush_every names {unknown[0]!r}, which is no tier of the site"
                 )
-        if self.executor.kind == "htex" and all(tier.kind == "memory" for tier in self.tiers):
+        in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
+        if self.executor.kind == "htex" and in_memory:
             raise ValueError(
-                "worker processes lose memory tiers when they die; give the site a posix tier"
+                "what is in memory is lost with its process or its node, and not seen by "
+                "other nodes; give the site a tier outside of memory, too"
             )
         return self
 
@@ -144,7 +147,9 @@ class Site(Strict):
         """The tiers, each with the site's key unless it has its own or needs none."""
         sealing = {"key_file": self.key_file, "encrypt": self.encrypt}
         return tuple(
-            tier.model_copy(update=sealing) if tier.seals and tier.key_file is None else tier
+            tier.model_copy(update=sealing)
+            if tier.kind not in MEMORY_KINDS and tier.key_file is None
+            else tier
             for tier in self.tiers
         )
 

@@ -6,9 +6,11 @@ A model dumped as plain data is what `ckptflow.tiers.opening` opens, here or in 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +22,10 @@ from pydantic import (
     model_validator,
 )
 
+from ckptflow.tiers.arena import ARENA_BYTES_MIN
+from ckptflow.tiers.arena_file import SHARED_MEMORY
 from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
+from ckptflow.tiers.numa import NODE_MAX
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import parse_bytes, parse_seconds
@@ -41,12 +46,11 @@ class Strict(BaseModel):
 class AnyTier(Strict):
     """What every tier has."""
 
+    kind: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
     level: Annotated[int, Field(ge=0, le=4)]
     key_file: Path | None = None
     encrypt: bool = False
-
-    seals: ClassVar[bool] = True  # Whether the site's own key is for such tiers, too.
 
     @model_validator(mode="after")
     def _key_is_there(self) -> Self:
@@ -64,6 +68,10 @@ class AnyTier(Strict):
         if self.key_file is None:
             return self
         return self.model_copy(update={"key_file": folder / self.key_file.expanduser()})
+
+    def beside(self, _models: Sequence[AnyTier]) -> AnyTier:
+        """Return this tier as one of a store that has all these."""
+        return self
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -91,7 +99,6 @@ class MemoryModel(AnyTier):
     """Memory that lives as long as a process."""
 
     kind: Literal["memory"]
-    seals: ClassVar[bool] = False
     capacity_bytes: Annotated[Bytes | None, Field(alias="capacity")] = None
 
 
@@ -106,15 +113,52 @@ class FilesystemModel(AnyTier):
     ) = None
 
 
+class SharedMemoryModel(AnyTier):
+    """Memory of the node that outlives the process."""
+
+    kind: Literal["shared_memory"]
+    level: Annotated[int, Field(ge=0, le=1)] = 0
+    capacity_bytes: Annotated[Bytes, Field(alias="capacity", ge=ARENA_BYTES_MIN)]
+    arena: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")] = None
+    path: Path = SHARED_MEMORY
+    node: Annotated[int | None, Field(ge=0, le=NODE_MAX)] = None
+    device: Path | None = None
+    strict: bool = False
+
+    def beside(self, models: Sequence[AnyTier]) -> SharedMemoryModel:
+        """Have an arena of its own for each store: one name does not mean one workflow."""
+        outer = [model for model in models if model.kind not in MEMORY_KINDS]
+        if self.arena is not None or not outer:
+            return self
+        last = max(outer, key=lambda model: model.level)
+        where = str(last.folder.absolute()) if last.folder else json.dumps(last.spec)
+        digest = hashlib.sha256(where.encode()).hexdigest()[:12]
+        return self.model_copy(update={"arena": f"{self.name}-{digest}"})
+
+
+class DeviceModel(AnyTier):
+    """Memory of a GPU."""
+
+    kind: Literal["device"]
+    level: Annotated[int, Field(ge=0, le=0)] = 0
+    capacity_bytes: Annotated[Bytes, Field(alias="capacity", ge=1)]
+    number: Annotated[int | None, Field(ge=0)] = None
+
+
 TierModel: TypeAlias = Annotated[
-    PosixModel | MemoryModel | FilesystemModel, Field(discriminator="kind")
+    PosixModel | MemoryModel | SharedMemoryModel | DeviceModel | FilesystemModel,
+    Field(discriminator="kind"),
 ]
 
 TIER_KINDS: dict[str, type[AnyTier]] = {
     "posix": PosixModel,
     "memory": MemoryModel,
     "fsspec": FilesystemModel,
+    "shared_memory": SharedMemoryModel,
+    "device": DeviceModel,
 }
+# Lost with their process or their node, and not seen by another node.
+MEMORY_KINDS = ("memory", "shared_memory", "device")
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)
 
@@ -135,4 +179,4 @@ def inner_first(models: Sequence[TierModel]) -> list[TierModel]:
 
 def open_tiers(models: Sequence[TierModel]) -> list[Tier]:
     """Return the tiers that ``models`` describe, inner ones first."""
-    return [open_tier(model.spec) for model in inner_first(models)]
+    return [open_tier(model.beside(models).spec) for model in inner_first(models)]

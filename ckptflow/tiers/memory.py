@@ -13,20 +13,19 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.errors import AlreadyExists, CorruptionError, NotFoundError, TierFull
+from ckptflow.errors import CorruptionError
+from ckptflow.tiers.shelf import Shelf, folders_of
 from ckptflow.tiers.tier import check_key
-from ckptflow.units import format_bytes
 
 
 class MemoryTier:
-    """A dictionary behind a lock, with an optional capacity in bytes."""
+    """A dictionary, with an optional capacity in bytes."""
 
     def __init__(
         self, name: str = "memory", *, level: int = 0, capacity_bytes: int | None = None
     ) -> None:
-        self._name, self._level, self._capacity_bytes = name, level, capacity_bytes
-        self._values: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._name, self._level = name, level
+        self._values: Shelf[bytes] = Shelf(name, capacity_bytes)
 
     def __repr__(self) -> str:
         return f"MemoryTier({self._name!r}, level={self._level})"
@@ -68,16 +67,11 @@ class MemoryTier:
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""
-        value = b"".join(memoryview(part).cast("B") for part in parts)
-        with self._lock:
-            self._store(check_key(key), value)
+        self._put(key, [memoryview(part).cast("B") for part in parts], replace=True)
 
     def create(self, key: str, value: Buffer) -> None:
         """See `Tier.create`."""
-        with self._lock:
-            if check_key(key) in self._values:
-                raise AlreadyExists(f"Tier {self._name!r} already holds {key!r}.")
-            self._store(key, bytes(value))
+        self._put(key, [memoryview(value).cast("B")], replace=False)
 
     def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         """See `Tier.get`."""
@@ -101,17 +95,11 @@ class MemoryTier:
 
     def iter_keys(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_keys`."""
-        check_key(prefix, prefix=True)
-        start = f"{prefix}/" if prefix else ""
-        with self._lock:
-            keys = sorted(key for key in self._values if key.startswith(start))
-        yield from keys
+        yield from self._values.keys(check_key(prefix, prefix=True))
 
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
-        skip = len(prefix) + 1 if prefix else 0
-        tails = (key[skip:] for key in self.iter_keys(prefix))
-        yield from sorted({tail.split("/")[0] for tail in tails if "/" in tail})
+        yield from folders_of(self._values.keys(check_key(prefix, prefix=True)), prefix)
 
     def last_keys(self, prefix: str, count: int) -> list[str]:
         """See `Ordered.last_keys`."""
@@ -126,26 +114,16 @@ class MemoryTier:
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""
-        with self._lock:
-            self._values.pop(check_key(key), None)
+        self._values.remove(check_key(key))
+
+    def _put(self, key: str, parts: list[memoryview], *, replace: bool) -> None:
+        size_bytes = sum(map(len, parts))
+        # Before the copy is made, so that what does not fit takes no memory either.
+        self._values.require_room(check_key(key), size_bytes)
+        self._values.store(key, b"".join(parts), size_bytes, replace=replace)
 
     def _value(self, key: str) -> bytes:
-        with self._lock:
-            value = self._values.get(check_key(key))
-        if value is None:
-            raise NotFoundError(f"Tier {self._name!r} holds no {key!r}.")
-        return value
-
-    def _store(self, key: str, value: bytes) -> None:
-        if self._capacity_bytes is not None:
-            others = sum(len(held) for name, held in self._values.items() if name != key)
-            if others + len(value) > self._capacity_bytes:
-                raise TierFull(
-                    f"Tier {self._name!r} has no room for {key!r}: {format_bytes(len(value))} "
-                    f"would exceed its capacity of {format_bytes(self._capacity_bytes)}. "
-                    f"Prune it or give it more."
-                )
-        self._values[key] = value
+        return self._values.value(check_key(key))[0]
 
 
 _opened: dict[str, MemoryTier] = {}

@@ -24,9 +24,11 @@ _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
     "fsspec": "ckptflow.tiers.filesystem:FilesystemTier",
+    "device": "ckptflow.tiers.device:DeviceTier",
+    "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix", "fsspec+…": "fsspec"}
+_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "shm": "shared_memory"}
 
 
 class Opens(Protocol):
