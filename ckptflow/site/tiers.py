@@ -85,14 +85,29 @@ class FilesystemModel(AnyTier):
     ) = None
 
 
+class SftpModel(AnyTier):
+    """A folder on an SFTP server."""
+
+    kind: Literal["sftp"]
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")]
+    port: Annotated[int | None, Field(ge=1, le=65_535)] = None
+    user: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._@+-]+$")] = None
+    path: Annotated[str, Field(min_length=1)]
+    identity: str | None = None
+    known_hosts: str | None = None
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
+
+
 TierModel: TypeAlias = Annotated[
-    PosixModel | MemoryModel | FilesystemModel, Field(discriminator="kind")
+    PosixModel | MemoryModel | FilesystemModel | SftpModel, Field(discriminator="kind")
 ]
 
 TIER_KINDS: dict[str, type[AnyTier]] = {
     "posix": PosixModel,
     "memory": MemoryModel,
     "fsspec": FilesystemModel,
+    "sftp": SftpModel,
 }
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)

@@ -18,9 +18,10 @@ _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
     "fsspec": "ckptflow.tiers.filesystem:FilesystemTier",
+    "sftp": "ckptflow.tiers.sftp:SftpTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix", "fsspec+…": "fsspec"}
+_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "sftp": "sftp"}
 
 
 class Opens(Protocol):
