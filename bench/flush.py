@@ -1,9 +1,8 @@
 """Flushing: how fast checkpoints go outward, and what the computation feels of it.
 
 Copies of 1, 4 and 16 lineages from one folder to another, against plain copies of the same
-files with an fsync each, in turn. Then a loop of NumPy and Python work, alone and beside a flush
-that
-never ends; and what a flusher and an agent take of a core while there is nothing to do.
+files with an fsync each, in turn. Then a loop of NumPy and Python work, alone and beside a
+flush that never ends; and what a flusher takes of a core while there is nothing to do.
 """
 
 from __future__ import annotations

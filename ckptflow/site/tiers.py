@@ -145,8 +145,22 @@ class DeviceModel(AnyTier):
     number: Annotated[int | None, Field(ge=0)] = None
 
 
+class SftpModel(AnyTier):
+    """A folder on an SFTP server."""
+
+    kind: Literal["sftp"]
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")]
+    port: Annotated[int | None, Field(ge=1, le=65_535)] = None
+    user: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._@+-]+$")] = None
+    path: Annotated[str, Field(min_length=1)]
+    identity: str | None = None
+    known_hosts: str | None = None
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
+
+
 TierModel: TypeAlias = Annotated[
-    PosixModel | MemoryModel | SharedMemoryModel | DeviceModel | FilesystemModel,
+    PosixModel | MemoryModel | SharedMemoryModel | DeviceModel | FilesystemModel | SftpModel,
     Field(discriminator="kind"),
 ]
 
@@ -156,6 +170,7 @@ TIER_KINDS: dict[str, type[AnyTier]] = {
     "fsspec": FilesystemModel,
     "shared_memory": SharedMemoryModel,
     "device": DeviceModel,
+    "sftp": SftpModel,
 }
 # Lost with their process or their node, and not seen by another node.
 MEMORY_KINDS = ("memory", "shared_memory", "device")

@@ -103,14 +103,9 @@ class MemoryTier:
 
     def last_keys(self, prefix: str, count: int) -> list[str]:
         """See `Ordered.last_keys`."""
-        start = f"{check_key(prefix, prefix=True)}/" if prefix else ""
-        with self._lock:
-            direct = (
-                key
-                for key in self._values
-                if key.startswith(start) and "/" not in key[len(start) :]
-            )
-            return heapq.nlargest(count, direct)
+        keys = self._values.keys(check_key(prefix, prefix=True))
+        skip = len(prefix) + 1 if prefix else 0
+        return heapq.nlargest(count, (key for key in keys if "/" not in key[skip:]))
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""

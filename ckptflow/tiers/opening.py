@@ -26,9 +26,10 @@ _KINDS = {
     "fsspec": "ckptflow.tiers.filesystem:FilesystemTier",
     "device": "ckptflow.tiers.device:DeviceTier",
     "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
+    "sftp": "ckptflow.tiers.sftp:SftpTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "shm": "shared_memory"}
+_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "sftp": "sftp", "shm": "shared_memory"}
 
 
 class Opens(Protocol):

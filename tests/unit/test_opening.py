@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from ckptflow.errors import ConfigError
+from ckptflow.site.tiers import tier_model
+from ckptflow.tiers.filesystem import FilesystemTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.sftp import SftpTier
+from ckptflow.tiers.sftp_connection import SftpAddress
 from ckptflow.tiers.tier import Tier
 
 
 @pytest.mark.parametrize(
     "tier",
-    [PosixTier("/nowhere/at/all", name="pfs", level=3), MemoryTier("test-opening", level=0)],
+    [
+        PosixTier("/nowhere/at/all", name="pfs", level=3),
+        MemoryTier("test-opening", level=0),
+        FilesystemTier(fsspec.filesystem("memory"), "/test-opening", name="mine"),
+        SftpTier(SftpAddress("host", port=2222, identity="id"), "store", connections=2),
+    ],
     ids=lambda tier: tier.spec["kind"],
 )
 def test_a_spec_opens_the_same_tier(tier: Tier) -> None:
@@ -34,7 +44,42 @@ def test_a_folder_is_an_address(tmp_path: Path) -> None:
     assert spec_of(f"file://{tmp_path}/a%20b")["path"] == f"{tmp_path}/a b"
 
 
-@pytest.mark.parametrize("url", ["gopher://x/y", "file://host/path"])
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        (
+            "sftp://me@far:2222/a/b%20c",
+            {"host": "far", "port": 2222, "user": "me", "path": "/a/b c"},
+        ),
+        ("sftp://far/~/store", {"host": "far", "path": "store"}),
+        ("sftp://[::1]:22/a", {"host": "::1", "port": 22, "path": "/a"}),
+        ("fsspec+hdfs://name:8020/a", {"address": "hdfs://name:8020/a"}),
+    ],
+)
+def test_addresses_of_remote_stores(url: str, fields: dict[str, object]) -> None:
+    spec = spec_of(url)
+    assert spec == {"kind": spec["kind"], "name": "store", "level": 4, **fields}
+    model = tier_model(spec).spec
+    assert {name: model[name] for name in spec} == spec
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="has a password") as caught:
+        spec_of("sftp://me:open-sesame@far/a")
+    assert "open-sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sftp://",
+        "sftp://far",
+        "sftp://far/",
+        "sftp://far:x/a",
+        "gopher://x/y",
+        "file://host/path",
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=url):
         spec_of(url)
