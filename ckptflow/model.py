@@ -28,6 +28,7 @@ KEEP = 0xFFFFFFFE  # In a delta layer: these bytes are as the layers below give 
 _NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
 _MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
 _ATTEMPT_KEY = re.compile(r"attempts/(\d{8})\.(claim|resume|end)")
+_GUARD_KEY = re.compile(r"guards/[0-9a-f]{16}\.(hold|prune)")
 _PACK_KEY = re.compile(r"packs/(\d{12})\.(\d{8})\.(\d{4,6})\.[0-9a-f]{8}\.pack")
 
 
@@ -103,6 +104,16 @@ def parse_attempt_key(key: str) -> tuple[int, str] | None:
     """Return (attempt, what) of a relative key; ``None`` if it is not one."""
     match = _ATTEMPT_KEY.fullmatch(key)
     return (int(match[1]), match[2]) if match else None
+
+
+def guard_key(nonce: str, what: str) -> str:
+    """Key of a ``hold`` or the announcement of a ``prune``; ``nonce`` is 16 hex digits."""
+    return f"guards/{nonce}.{what}"
+
+
+def is_guard_key(key: str) -> bool:
+    """Tell whether a relative key is one of those."""
+    return _GUARD_KEY.fullmatch(key) is not None
 
 
 @dataclass(frozen=True, slots=True)

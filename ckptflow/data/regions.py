@@ -55,6 +55,7 @@ __all__ = [
     "RestorePlan",
     "array_from",
     "flatten",
+    "item_bytes_by_region",
     "iter_arrays",
     "iter_plain",
     "plan_restore",
@@ -212,6 +213,14 @@ def _region(name: str, block: Block, lives: list[LiveArray], specs: list[ArraySp
         pieces = [p for p in pieces if span(p.live.layout) == ends][:1] or pieces
     has_gaps = block.form is Form.SPARSE
     return Region(name, block.nbytes, None, tuple(pieces), has_gaps, _item_bytes(specs[0]))
+
+
+def item_bytes_by_region(structure: Node) -> dict[int, int]:
+    """Return bytes of one number of the first array of each region, by the region's number."""
+    found: dict[int, int] = {}
+    for _, spec in iter_arrays(structure):
+        found.setdefault(spec.region, _item_bytes(spec))
+    return found
 
 
 def _item_bytes(spec: ArraySpec) -> int:

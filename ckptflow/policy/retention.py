@@ -14,11 +14,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
 
 from ckptflow.errors import ConfigError
 from ckptflow.model import CheckpointId
+from ckptflow.policy.quota import dropped_for_room
+from ckptflow.units import parse_bytes
 
 Mode = Literal["min", "max"]
 
@@ -51,19 +53,32 @@ class BestOf:
 class Retention:
     """Which checkpoints of a lineage to keep: those that any of the rules keeps.
 
+    Of these, two limits drop the least valuable: those that only `every_steps` keeps, then the
+    best, then the newest; among equals the older ones first. The newest good one always stays.
+
     Attributes:
         newest: how many of the newest; ``None`` keeps all.
         every_steps: the first one at or after each multiple of so many steps. Not only the
             exact multiples: saves at times rather than steps hardly ever fall on them.
         best: the best by a metric given to ``save``.
+        count: at most so many.
+        size_bytes: at most so many bytes of packs, each counted once; of one lineage on one
+            tier.
     """
 
     newest: int | None = 2
     every_steps: int | None = None
     best: BestOf | None = None
+    count: int | None = None
+    size_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("newest", self.newest), ("every", self.every_steps)):
+        for name, value in (
+            ("newest", self.newest),
+            ("every", self.every_steps),
+            ("count", self.count),
+            ("bytes", self.size_bytes),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"Retention needs {name} of 1 or more, got {value}.")
 
@@ -73,7 +88,16 @@ class Retention:
             parts.append(f"every={self.every_steps}")
         if self.best is not None:
             parts.append(f"best={self.best}")
+        if self.count is not None:
+            parts.append(f"count={self.count}")
+        if self.size_bytes is not None:
+            parts.append(f"bytes={self.size_bytes}")
         return ",".join(parts)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is ever dropped but what is void or damaged."""
+        return self.newest is None and self.count is None and self.size_bytes is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +108,7 @@ class Candidate:
     metrics: Mapping[str, float] = field(default_factory=dict)
     good: bool = True  # Nothing is known against it.
     void: bool = False  # The history went on without it; it must never be restored.
+    packs: Mapping[str, int] = field(default_factory=dict)  # What it needs, and their bytes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +120,65 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def retain(checkpoints: Sequence[Candidate], retention: Retention) -> list[Verdict]:
+def retain(
+    checkpoints: Sequence[Candidate],
+    retention: Retention,
+    *,
+    stays: Mapping[CheckpointId, str] | None = None,
+) -> list[Verdict]:
     """Judge every checkpoint of one lineage; verdicts come in the order given.
 
     Void and damaged ones never take the place of a good one: each rule chooses among the
     good ones only.
+
+    Args:
+        checkpoints: all that there are.
+        retention: the rules.
+        stays: checkpoints that are kept whatever the rules say, and why.
     """
     good = sorted(
         (one for one in checkpoints if one.good and not one.void),
         key=lambda one: one.id,
         reverse=True,
     )
-    reasons: defaultdict[CheckpointId, list[str]] = defaultdict(list)
+    reasons: _Reasons = defaultdict(list)
     _keep_newest(good, retention.newest, reasons)
     if retention.every_steps is not None:
         _keep_every(good, retention.every_steps, reasons)
     if retention.best is not None:
         _keep_best(good, retention.best, reasons)
     newest_good = good[0].id if good else None
+    verdicts = [_verdict(one, reasons[one.id], newest_good, retention) for one in checkpoints]
+    stays = stays or {}
+    verdicts = [
+        replace(verdict, keep=True, reasons=(stays[verdict.id],))
+        if verdict.id in stays and not verdict.keep
+        else verdict
+        for verdict in verdicts
+    ]
+    firm = {newest_good, *stays}
+    may_go = [one for one in reversed(good) if one.id not in firm and reasons[one.id]]
+    may_go.sort(key=lambda one: max(value for value, _ in reasons[one.id]))
+    return _limited(checkpoints, verdicts, [one.id for one in may_go], retention)
+
+
+def _limited(
+    checkpoints: Sequence[Candidate],
+    verdicts: Sequence[Verdict],
+    order: Sequence[CheckpointId],
+    retention: Retention,
+) -> list[Verdict]:
+    """Drop what the limits leave no room for, in some order."""
+    packs = {one.id: one.packs for one in checkpoints}
+    kept = {verdict.id: packs[verdict.id] for verdict in verdicts if verdict.keep}
+    dropped = dropped_for_room(
+        kept, order, count=retention.count, size_bytes=retention.size_bytes
+    )
     return [
-        _verdict(one, tuple(reasons[one.id]), newest_good, retention) for one in checkpoints
+        Verdict(verdict.id, keep=False, reasons=(dropped[verdict.id],))
+        if verdict.id in dropped
+        else verdict
+        for verdict in verdicts
     ]
 
 
@@ -122,7 +186,8 @@ def parse_retention(retention: int | str | Retention | None) -> Retention:
     """Return the rules that a short form means.
 
     ``3`` and ``"3"`` keep the newest three, ``"all"`` everything; rules are joined by commas:
-    ``"newest=3,every=1000,best=loss:min:2"``. ``None``, nothing said, keeps the newest two.
+    ``"newest=3,every=1000,best=loss:min:2"``. ``"count=9"`` and ``"bytes=200GB"`` limit what
+    the others keep, or else everything. ``None``, nothing said, keeps the newest two.
 
     Raises:
         ConfigError: it is none of the known forms, or a number is below 1.
@@ -139,65 +204,66 @@ def parse_retention(retention: int | str | Retention | None) -> Retention:
     for part in retention.split(","):
         name, sign, value = (piece.strip() for piece in part.partition("="))
         name, value = (name, value) if sign else ("newest", name)
-        if name in rules or name not in ("newest", "every", "best"):
+        if name in rules or name not in _RULES:
             problem = "comes twice" if name in rules else "is not a rule"
             raise ConfigError(
                 f"{retention!r} does not say what to keep: {name!r} {problem}; {_FORMS}."
             )
         rules[name] = value
-    newest = rules.get("newest", "2")
+    # A limit alone means: as much as there is room for.
+    newest = rules.get("newest", "all" if rules.keys() <= {"count", "bytes"} else "2")
     return Retention(
         newest=None if newest == "all" else _count(newest, retention),
         every_steps=_count(rules["every"], retention) if "every" in rules else None,
         best=_best(rules["best"], retention) if "best" in rules else None,
+        count=_count(rules["count"], retention) if "count" in rules else None,
+        size_bytes=parse_bytes(rules["bytes"]) if "bytes" in rules else None,
     )
 
 
-_FORMS = "write for example 3, 'all' or 'newest=3,every=1000,best=loss:min:2'"
+_EVERY, _BEST, _NEWEST = range(3)  # What a checkpoint is worth, by the rule that keeps it.
+_Reasons: TypeAlias = "defaultdict[CheckpointId, list[tuple[int, str]]]"
+
+_RULES = ("newest", "every", "best", "count", "bytes")
+_FORMS = "write for example 3, 'all' or 'newest=3,every=1000,best=loss:min:2,bytes=200GB'"
 
 
-def _keep_newest(
-    good: Sequence[Candidate], newest: int | None, reasons: Mapping[CheckpointId, list[str]]
-) -> None:
+def _keep_newest(good: Sequence[Candidate], newest: int | None, reasons: _Reasons) -> None:
     for one in good[:newest]:
-        reasons[one.id].append(
-            "all are kept" if newest is None else f"among the newest {newest}"
-        )
+        why = "all are kept" if newest is None else f"among the newest {newest}"
+        reasons[one.id].append((_NEWEST, why))
 
 
-def _keep_every(
-    good: Sequence[Candidate], steps: int, reasons: Mapping[CheckpointId, list[str]]
-) -> None:
+def _keep_every(good: Sequence[Candidate], steps: int, reasons: _Reasons) -> None:
     first = {one.id.step // steps: one.id for one in good}  # The oldest comes last, and stays.
     for multiple, checkpoint in first.items():
         if multiple > 0:
-            reasons[checkpoint].append(
-                f"first at or after step {multiple * steps} (every {steps} steps)"
-            )
+            why = f"first at or after step {multiple * steps} (every {steps} steps)"
+            reasons[checkpoint].append((_EVERY, why))
 
 
-def _keep_best(
-    good: Sequence[Candidate], best: BestOf, reasons: Mapping[CheckpointId, list[str]]
-) -> None:
+def _keep_best(good: Sequence[Candidate], best: BestOf, reasons: _Reasons) -> None:
     sign = 1 if best.mode == "min" else -1
     measured = [one for one in good if math.isfinite(one.metrics.get(best.metric, math.nan))]
     measured.sort(key=lambda one: sign * one.metrics[best.metric])  # Stable: newer ones first.
     for one in measured[: best.count]:
         value = one.metrics[best.metric]
         among = "the best" if best.count == 1 else f"among the best {best.count}"
-        reasons[one.id].append(f"{among} by {best.metric} ({best.mode}): {value:.6g}")
+        why = f"{among} by {best.metric} ({best.mode}): {value:.6g}"
+        reasons[one.id].append((_BEST, why))
 
 
 def _verdict(
     one: Candidate,
-    reasons: tuple[str, ...],
+    reasons: Sequence[tuple[int, str]],
     newest_good: CheckpointId | None,
     retention: Retention,
 ) -> Verdict:
     if one.void:
         return Verdict(one.id, keep=False, reasons=("void: the task went on without it",))
     if one.good:
-        return Verdict(one.id, bool(reasons), reasons or (f"no rule keeps it ({retention})",))
+        why = tuple(text for _, text in reasons)
+        return Verdict(one.id, bool(why), why or (f"no rule keeps it ({retention})",))
     if newest_good is not None and newest_good > one.id:
         return Verdict(one.id, keep=False, reasons=(f"damaged, and {newest_good} is good",))
     return Verdict(one.id, keep=True, reasons=("damaged, but nothing newer is good",))

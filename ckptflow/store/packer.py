@@ -11,15 +11,17 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptflow.data import digest
 from ckptflow.data.deltas import make_delta
+from ckptflow.data.extents import U64
 from ckptflow.data.frames import RAW, Encoding, Scratch, encode_frame
-from ckptflow.data.pack import HEAD, PackPlan, StoredFrame, encode_table
+from ckptflow.data.pack import HEAD, StoredFrame, encode_table
 from ckptflow.data.ranges import copy_ranges
 from ckptflow.errors import TierError
 from ckptflow.model import LineageId, PackRef
@@ -63,19 +65,11 @@ class Packer:
                 frames = list(pool.map(self._frame, all_pieces))
         else:
             frames = [self._frame(pieces) for pieces in all_pieces]
-        table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
-        parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
-        size_bytes, began = sum(len(part) for part in parts), time.monotonic()
+        pack, parts = joined(frames, key)
+        began = time.monotonic()
         self._tier.put(f"{self._prefix}/{key}", parts)
         self._put_s += max(time.monotonic() - began, 1e-9)
-        self._put_bytes += size_bytes
-        pack = PackRef(
-            key=key,
-            size_bytes=size_bytes,
-            plain_bytes=sum(frame.plain_bytes for frame in frames),
-            frame_count=len(frames),
-            table_seal=sealed,
-        )
+        self._put_bytes += pack.size_bytes
         self.packs.append(pack)
 
     def forget(self) -> None:
@@ -90,18 +84,19 @@ class Packer:
     def _frame(self, pieces: slice) -> StoredFrame:
         plan = self._layout.plan
         encoding = self._layout.encodings[int(plan.encoding[pieces.start])]
-        plain = _gather(plan, pieces, self._states)
+        region, places = plan.region[pieces], (plan.start[pieces], plan.length[pieces])
+        plain = gather(region, *places, self._states)
         if encoding.op is not None:
-            plain = _delta(plain, _gather(plan, pieces, self._parents), encoding)
+            plain = _delta(plain, gather(region, *places, self._parents), encoding)
         scratch = getattr(self._scratch, "own", None)
         if scratch is None:
             scratch = self._scratch.own = Scratch()
         codec, filter_, word, stored = encode_frame(plain, encoding, scratch)
-        first, last = plan.region[pieces.start], plan.region[pieces.stop - 1]
-        if first == last:
+        if region[0] == region[-1]:
             with self._lock:
-                before = self.achieved.get(int(first), (0, 0))
-                self.achieved[int(first)] = before[0] + len(plain), before[1] + len(stored)
+                first = int(region[0])
+                before = self.achieved.get(first, (0, 0))
+                self.achieved[first] = before[0] + len(plain), before[1] + len(stored)
         return StoredFrame(stored, len(plain), codec, filter_, word)
 
 
@@ -112,9 +107,34 @@ def _delta(new: memoryview, old: memoryview, encoding: Encoding) -> memoryview:
     return out
 
 
-def _gather(plan: PackPlan, pieces: slice, sources: Sequence[memoryview]) -> memoryview:
-    """Return the plain bytes of a frame: a view where it is one piece, else a copy."""
-    region, start, length = plan.region[pieces], plan.start[pieces], plan.length[pieces]
+def joined(frames: Sequence[StoredFrame], key: str) -> tuple[PackRef, list[bytes | memoryview]]:
+    """Return a pack of some frames, as a manifest names it, and the parts that make it."""
+    table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
+    parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
+    pack = PackRef(
+        key=key,
+        size_bytes=sum(len(part) for part in parts),
+        plain_bytes=sum(frame.plain_bytes for frame in frames),
+        frame_count=len(frames),
+        table_seal=sealed,
+    )
+    return pack, parts
+
+
+def gather(
+    region: NDArray[np.intp],
+    start: U64,
+    length: U64,
+    sources: Sequence[memoryview] | Mapping[int, memoryview],
+) -> memoryview:
+    """Return the plain bytes of a frame: a view where it is one piece, else a copy.
+
+    Args:
+        region: number of the region of each piece.
+        start: where it begins in the bytes of that, uint64 [n].
+        length: its bytes.
+        sources: the bytes, by the number of the region.
+    """
     if len(region) == 1:
         first = int(start[0])
         return sources[int(region[0])][first : first + int(length[0])]

@@ -3,18 +3,29 @@
 Order within a tier: manifests first, then packs that no remaining manifest names; so a crash
 in between leaves garbage, never a checkpoint without its bytes. A pack that no manifest
 names may belong to a checkpoint being written, so it is deleted only when its attempt has
-been overtaken, or when the same attempt has committed a later step.
+been overtaken, or when the same attempt has committed a later step, and nothing holds it.
+
+Writers, copies, consolidations and other prunes may be at work on the same tier, in other
+processes. A prune first announces which packs it is about to delete, then looks again at
+holds and manifests, and spares what has come to be needed; who needs something looks at
+announcements after he has said so. See `ckptflow.store.guards`, and "Guards" in
+``docs/reference/format-v1.md``; ``tests/unit/test_prune.py`` and
+``tests/stateful/test_upkeep.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 
-from ckptflow.errors import CorruptionError, FormatError, NotFoundError
-from ckptflow.model import CheckpointId, Manifest
+from ckptflow.errors import NotFoundError
+from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
-from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.guards import DELETE_WITHIN, announced
+from ckptflow.store.inventory import Here, Inventory, Known, look
 from ckptflow.tiers.tier import Sweeping, Tier
 
 
@@ -28,6 +39,8 @@ class PrunePlan:
         manifests: absolute keys to delete first.
         packs: absolute keys to delete then.
         freed_bytes: size of those packs.
+        kept_bytes: size of the packs that the checkpoints which stay need.
+        notices: absolute keys of notices whose writers are gone.
     """
 
     tier: str
@@ -35,6 +48,8 @@ class PrunePlan:
     manifests: tuple[str, ...]
     packs: tuple[str, ...]
     freed_bytes: int
+    kept_bytes: int = 0
+    notices: tuple[str, ...] = ()
 
 
 def plan_prune(
@@ -44,6 +59,9 @@ def plan_prune(
     *,
     in_flight: Collection[CheckpointId] = (),
     held: Collection[str] = (),
+    proven: Collection[CheckpointId] = (),
+    known: Known | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> PrunePlan:
     """Decide what to delete from ``tier``. Nothing is touched.
 
@@ -54,28 +72,34 @@ def plan_prune(
         in_flight: checkpoints that are being copied, from this tier or to it; they stay.
         held: absolute keys of packs that stay, since other nodes' checkpoints are rebuilt with
             them: see `ckptflow.store.redundancy.release`.
+        proven: checkpoints that were read as a whole and found sound, by a restore or a
+            verification; the newest of them stays until a newer one is proven.
+        known: of the same lineage and tier; spares reading manifests that were read before.
+        now: the clock, UTC.
 
     Raises:
         TierError: something could not be read; then nothing can be decided.
     """
     prefix = f"{lineage.id.prefix}/"
-    here = _read_all(lineage, tier)  # Manifests before packs: what is named later is newer.
-    present = {key.removeprefix(prefix) for key in tier.iter_keys(f"{prefix}packs")}
-    verdicts = _judge(here, present, retention, in_flight)
-    keep = {verdict.id for verdict in verdicts if verdict.keep}
-    kept = [one.manifest for one in here if one.found.id in keep]
-    needed = {pack.key for manifest in kept if manifest for pack in manifest.packs}
-    newest = max((one.found.id for one in here if not one.found.void), default=None)
+    seen = look(lineage, tier, known or Known(), now=now)
+    verdicts = _judge(seen, retention, in_flight, proven)
+    dropped = {verdict.id for verdict in verdicts if not verdict.keep}
+    kept = [one for one in seen.here if one.found.id not in dropped]
+    needed = _needed(kept)
+    newest = max((one.found.id for one in seen.here if not one.found.void), default=None)
     # A writer that was overtaken after its packs but before its commit leaves a void manifest
     # only if the resume record is there; before that its packs stay.
     newest_attempt = lineage.newest_resumed()
     doomed = [
         key
-        for key in sorted(present - needed)
+        for key in sorted(seen.packs.difference(seen.packs if needed is None else needed))
         if prefix + key not in held
-        if None not in kept  # A kept manifest that cannot be read may need any pack.
+        if not seen.notices.protects(key)
         and _is_finished(CheckpointId.of_pack(key), newest, newest_attempt, in_flight)
     ]
+    sizes = {
+        pack.key: pack.size_bytes for one in seen.here if one.needs for pack in one.needs.packs
+    }
     return PrunePlan(
         tier=tier.name,
         verdicts=tuple(verdicts),
@@ -83,7 +107,9 @@ def plan_prune(
             prefix + verdict.id.manifest_key for verdict in verdicts if not verdict.keep
         ),
         packs=tuple(prefix + key for key in doomed),
-        freed_bytes=sum(_size(tier, prefix + key) for key in doomed),
+        freed_bytes=sum(sizes.get(key) or _size(tier, prefix + key) for key in doomed),
+        kept_bytes=sum(sizes[key] for key in needed or () if key in sizes),
+        notices=tuple(seen.notices.outdated),
     )
 
 
@@ -94,11 +120,53 @@ def prune(
     *,
     in_flight: Collection[CheckpointId] = (),
     held: Collection[str] = (),
+    proven: Collection[CheckpointId] = (),
+    known: Known | None = None,
     on_deleted: Callable[[str], None] = lambda _key: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> PrunePlan:
-    """Carry out `plan_prune` and return the plan; sweep up after killed writers."""
-    plan = plan_prune(lineage, tier, retention, in_flight=in_flight, held=held)
-    for key in (*plan.manifests, *plan.packs):
+    """Carry out `plan_prune`, which has the other arguments; sweep up after killed writers.
+
+    Args:
+        lineage: whose checkpoints.
+        tier: where.
+        retention: what the policy keeps.
+        in_flight: checkpoints that are being copied.
+        held: keys of packs that stay in any case.
+        proven: checkpoints that were found sound.
+        known: of the same lineage and tier.
+        on_deleted: told the key of each object that was deleted.
+        now: the clock, UTC; packs that are not deleted soon after their announcement stay.
+
+    Returns:
+        The plan, without what had come to be needed since it was made.
+
+    Raises:
+        TierError: the tier failed. What was deleted was needless; the rest is still there.
+    """
+    known, prefix, deadline = known or Known(), f"{lineage.id.prefix}/", now() + DELETE_WITHIN
+    judge = partial(_judge, retention=retention, in_flight=in_flight, proven=proven)
+    plan = plan_prune(
+        lineage,
+        tier,
+        retention,
+        in_flight=in_flight,
+        held=held,
+        proven=proven,
+        known=known,
+        now=now,
+    )
+    if plan.manifests or plan.packs:
+        packs = [key.removeprefix(prefix) for key in plan.packs]
+        with announced(tier, lineage.id, packs) as own:
+            seen = look(lineage, tier, known, now=now, but=own)
+            plan = _confirmed(plan, seen, judge(seen), prefix)
+            for key in (*plan.manifests, *plan.packs):
+                if now() > deadline:
+                    break  # Others may take the announcement for that of a dead process.
+                tier.delete(key)
+                on_deleted(key)
+    for key in plan.notices:
         tier.delete(key)
         on_deleted(key)
     if isinstance(tier, Sweeping):
@@ -106,58 +174,61 @@ def prune(
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """A checkpoint on the tier; without a manifest if that is damaged or foreign."""
+def _confirmed(
+    plan: PrunePlan, seen: Inventory, verdicts: Sequence[Verdict], prefix: str
+) -> PrunePlan:
+    """Return what of a plan still holds after a second look."""
+    still = {prefix + verdict.id.manifest_key for verdict in verdicts if not verdict.keep}
+    going = tuple(key for key in plan.manifests if key in still)
+    kept = [one for one in seen.here if prefix + one.found.id.manifest_key not in going]
+    needed = _needed(kept)
+    packs = tuple(
+        key
+        for key in plan.packs
+        if needed is not None
+        and key.removeprefix(prefix) not in needed
+        and not seen.notices.protects(key.removeprefix(prefix))
+    )
+    return replace(plan, manifests=going, packs=packs)
 
-    found: Found
-    manifest: Manifest | None
-    foreign: bool = False  # Sound, but of a format that this version cannot read.
 
-
-def _read_all(lineage: Lineage, tier: Tier) -> list[_Here]:
-    """Read every manifest on the tier, the newest first.
-
-    A manifest that does not answer now is not damaged: its `TierError` ends the prune.
-    """
-    here = []
-    for found in lineage.checkpoints_on(tier):
-        try:
-            here.append(_Here(found, lineage.manifest_on(tier, found.id)))
-        except CorruptionError:
-            here.append(_Here(found, None))
-        except FormatError:
-            here.append(_Here(found, None, foreign=True))
-        except NotFoundError:  # Another prune was faster.
-            continue
-    return here
+def _needed(kept: Sequence[Here]) -> set[str] | None:
+    """Return the packs that some checkpoints need; ``None`` if one of them may need any."""
+    if any(one.needs is None for one in kept):
+        return None
+    return {pack.key for one in kept if one.needs for pack in one.needs.packs}
 
 
 def _judge(
-    here: Sequence[_Here],
-    present: Collection[str],
+    seen: Inventory,
     retention: Retention,
     in_flight: Collection[CheckpointId],
+    proven: Collection[CheckpointId],
 ) -> list[Verdict]:
-    judged = retain([_candidate(one, present) for one in here if not one.foreign], retention)
+    stays = dict.fromkeys(in_flight, "is being copied outward")
+    stays |= dict.fromkeys(seen.notices.checkpoints, "is in use elsewhere")
+    candidates = [_candidate(one) for one in seen.here if not one.foreign]
+    sound = [one.id for one in candidates if one.good and not one.void and one.id in proven]
+    if sound:
+        stays.setdefault(max(sound), "the newest that was read as a whole and found sound")
+    judged = retain(candidates, retention, stays=stays)
     verdicts = {verdict.id: verdict for verdict in judged}
-    result = []
-    for one in here:
-        verdict = verdicts.get(one.found.id)
-        if verdict is None:
-            reason = "is of a format that this version cannot read"
-            verdict = Verdict(one.found.id, keep=True, reasons=(reason,))
-        elif one.found.id in in_flight and not verdict.keep:
-            verdict = replace(verdict, keep=True, reasons=("is being copied outward",))
-        result.append(verdict)
-    return result
+    foreign = ("is of a format that this version cannot read",)
+    return [
+        verdicts.get(one.found.id) or Verdict(one.found.id, keep=True, reasons=foreign)
+        for one in seen.here
+    ]
 
 
-def _candidate(one: _Here, present: Collection[str]) -> Candidate:
-    manifest, found = one.manifest, one.found
-    whole = manifest is not None and all(pack.key in present for pack in manifest.packs)
-    metrics = manifest.metrics if manifest else {}
-    return Candidate(id=found.id, metrics=metrics, good=whole, void=found.void)
+def _candidate(one: Here) -> Candidate:
+    needs = one.needs
+    return Candidate(
+        id=one.found.id,
+        metrics=needs.metrics if needs else {},
+        good=one.whole,
+        void=one.found.void,
+        packs={pack.key: pack.size_bytes for pack in needs.packs} if needs else {},
+    )
 
 
 def _size(tier: Tier, key: str) -> int:

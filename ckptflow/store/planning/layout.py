@@ -21,7 +21,7 @@ from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
 from ckptflow.store.memory import Memory, RegionDiff
 from ckptflow.store.planning.drafting import DeltaBounds, Drafting, Layers, RegionEncoding
-from ckptflow.store.planning.pieces import PACK_MAX
+from ckptflow.store.planning.pieces import PACK_MAX, Draft, Placed
 from ckptflow.store.planning.wear import Worn, outworn
 
 
@@ -71,11 +71,34 @@ def lay_out(
         moving = Worn(worn, sizes, drafting.draft, layers)
         layers = [moving.replace(number, one) for number, one in enumerate(layers)]
         logs = {cell_bytes: moving.follow(log) for cell_bytes, log in logs.items()}
+    new = len(memory.packs)  # Number of the first new pack.
+    plan, placed, regions, shared = place(layers, drafting.draft, drafting.encodings, new)
+    cells = {
+        cell_bytes: placed.final(placed.written(log), new)[1]
+        for cell_bytes, log in logs.items()
+    }
+    return Layout(plan, drafting.encodings, regions, shared, cells, drafting.with_deltas)
+
+
+def place(
+    layers: Sequence[Layers], draft: Draft, encodings: Sequence[Encoding], new: int
+) -> tuple[PackPlan, Placed, list[Layers], list[int]]:
+    """Plan the packs of a draft, and put them in the rows that refer to it.
+
+    Args:
+        layers: of every region; some rows say `OWN`.
+        draft: what is to be written.
+        encodings: what its numbers mean.
+        new: number of the first new pack, that is, how many there were before.
+
+    Returns:
+        The plan; where positions of the draft ended up; the layers, in which packs count
+        through the older ones that are needed, then the new ones; and the former's numbers.
+    """
     tables = [rows for one in layers for rows in one.tables]
     rows = ExtentTable.of(tables)
-    raw = [number for number, one in enumerate(drafting.encodings) if one == RAW]
-    plan, placed = drafting.draft.plan(rows, raw=raw)
-    new = len(memory.packs)  # Number of the first new pack.
+    raw = [number for number, one in enumerate(encodings) if one == RAW]
+    plan, placed = draft.plan(rows, raw=raw)
     of, rows = placed.final(rows, new)
     owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[of]
     rows, edges = _merged(rows, owner, len(tables))
@@ -87,12 +110,7 @@ def lay_out(
     rows = _renumbered(rows, order)
     final = (rows.rows(a, b) for a, b in itertools.pairwise(edges.tolist()))
     regions = [one.with_tables([next(final) for _ in one.tables]) for one in layers]
-    cells = {
-        cell_bytes: placed.final(placed.written(log), new)[1]
-        for cell_bytes, log in logs.items()
-    }
-    numbers = [int(number) for number in shared]
-    return Layout(plan, drafting.encodings, regions, numbers, cells, drafting.with_deltas)
+    return plan, placed, regions, [int(number) for number in shared]
 
 
 def _merged(

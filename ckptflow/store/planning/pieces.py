@@ -34,7 +34,11 @@ class Draft:
         self.size_bytes = 0
 
     def add(
-        self, region: int | NDArray[np.intp], start: U64, length: U64, encoding: int
+        self,
+        region: int | NDArray[np.intp],
+        start: U64,
+        length: U64,
+        encoding: int | NDArray[np.intp],
     ) -> U64:
         """Add pieces and return their positions, uint64 [n].
 
@@ -42,13 +46,13 @@ class Draft:
             region: number of the region, for all or for each.
             start: first byte within it, uint64 [n].
             length: bytes, uint64 [n].
-            encoding: how they are stored. Pieces of one encoding that were added one after the
-                other lie side by side in the end, too.
+            encoding: how they are stored, all or each. Pieces of one encoding that were added
+                one after the other lie side by side in the end, too.
         """
         self._region.append(np.broadcast_to(np.asarray(region, np.intp), len(start)))
         self._start.append(start)
         self._length.append(length)
-        self._encoding.append(np.full(len(start), encoding, np.intp))
+        self._encoding.append(np.broadcast_to(np.asarray(encoding, np.intp), len(start)))
         position = starts_of(length) + np.uint64(self.size_bytes)
         self.size_bytes += int(length.sum())
         return position

@@ -15,6 +15,7 @@ from ckptflow.data import merkle
 from ckptflow.data.encoding import Goal
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId, ExtentTable, LineageId, PackRef, RegionEntry
+from ckptflow.store.guards import read_notices
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff
 from ckptflow.store.planning.changes import find_changes
 from ckptflow.store.planning.choice import DELTA_BOUNDS, choose_encodings
@@ -116,16 +117,24 @@ class Planner:
                 memory.forget(gone)
 
     def lost(self, plan: Plan) -> list[PackRef]:
-        """Return packs that only checkpoints before the parent named, and that are gone now.
+        """Return older packs of a plan that are gone now, or will be; asked after the commit.
 
-        While a manifest names a pack no prune deletes it; between the plan and the commit
-        nobody named these.
+        Between the plan and the commit a prune elsewhere may have found that nobody named
+        them: those of older checkpoints, and if the parent was consolidated or deleted
+        meanwhile, those of the parent, too.
         """
-        named = set(plan.memory.of.packs) if plan.memory.of else set()
-        return self._gone([pack for pack in plan.shared if pack not in named])
+        return self._gone(plan.shared)
 
     def _gone(self, packs: Sequence[PackRef]) -> list[PackRef]:
-        return [pack for pack in packs if not _is_there(self.tier, self.lineage, pack)]
+        if not packs:
+            return []
+        # First who is about to delete some, then what is there: see the format page.
+        doomed = read_notices(self.tier, self.lineage).announced
+        return [
+            pack
+            for pack in packs
+            if pack.key in doomed or not _is_there(self.tier, self.lineage, pack)
+        ]
 
     def _plan(self, memory: Memory) -> Plan:
         diffs = find_changes(

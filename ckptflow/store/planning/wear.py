@@ -29,11 +29,7 @@ def outworn(regions: Sequence[Layers], plain_bytes: U64) -> NDArray[np.bool_]:
         regions: the rows of every region.
         plain_bytes: length of the plain stream of each pack, uint64 [p].
     """
-    count = len(plain_bytes)
-    rows = ExtentTable.of([table for region in regions for table in region.tables])
-    rows = rows.take(rows.pack < count)
-    order, _, new = _first_cover(rows)
-    live = np.bincount(rows.pack[order], weights=new.astype(np.float64), minlength=count)
+    live = live_bytes(regions, len(plain_bytes))
     worn = (live < LIVE_FRACTION_MIN * plain_bytes) & (live > 0)
     left = int((live > 0).sum()) - int(worn.sum())
     if left > PACKS_MAX:
@@ -51,6 +47,15 @@ def outworn(regions: Sequence[Layers], plain_bytes: U64) -> NDArray[np.bool_]:
     return worn
 
 
+def live_bytes(regions: Sequence[Layers], count: int) -> NDArray[np.float64]:
+    """Return how many bytes of the plain stream of each of ``count`` packs are needed."""
+    rows = ExtentTable.of([table for region in regions for table in region.tables])
+    rows = rows.take(rows.pack < count)
+    order, _, new = _first_cover(rows)
+    live = np.bincount(rows.pack[order], weights=new.astype(np.float64), minlength=count)
+    return live.astype(np.float64)
+
+
 class Worn:
     """Moves what is needed of outworn packs to the draft.
 
@@ -59,6 +64,7 @@ class Worn:
         plain_bytes: length of the plain stream of each pack, uint64 [p].
         draft: where the bytes go.
         regions: the rows of every region.
+        encoding: number of the encoding of what is moved, by region; `GATHERED` if not given.
     """
 
     def __init__(
@@ -67,8 +73,10 @@ class Worn:
         plain_bytes: U64,
         draft: Draft,
         regions: Sequence[Layers],
+        encoding: NDArray[np.intp] | None = None,
     ) -> None:
         self._worn, self._draft = worn, draft
+        self._encoding = np.full(len(regions), GATHERED) if encoding is None else encoding
         # Under deltas the bytes of the bottom are not those of the state, which alone are at
         # hand: such ranges are written as they are now, each for itself.
         simple = [n for n, region in enumerate(regions) if not region.deltas]
@@ -82,7 +90,8 @@ class Worn:
         # In the order of the packs, so that what was contiguous stays so.
         order, begin, new = order[new > 0], begin[new > 0], new[new > 0]
         source, pack = rows.source[order], rows.pack[order]
-        position = draft.add(region[order], start[order] + (begin - source), new, GATHERED)
+        of = region[order]
+        position = draft.add(of, start[order] + (begin - source), new, self._encoding[of])
         self._moved: dict[int, ExtentTable] = {}
         for number in np.flatnonzero(worn).tolist():
             theirs = pack == number
@@ -95,7 +104,7 @@ class Worn:
         if not region.deltas:
             return region.with_tables([self._follow_rows(region.bottom)])
         start, length = self._ranges(region)
-        position = self._draft.add(number, start, length, GATHERED)
+        position = self._draft.add(number, start, length, int(self._encoding[number]))
         fresh = ExtentTable(length, position, _own(np.ones(len(start), np.bool_)))
         keep = ExtentTable(length, np.zeros_like(length), np.full(len(start), KEEP, np.uint32))
         above = [overlay(rows, start, keep) for rows in region.tables[1:]]

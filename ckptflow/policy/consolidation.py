@@ -1,0 +1,88 @@
+"""When a checkpoint is worth being written anew: a verdict with reasons.
+
+A restore opens every pack that a manifest names and reads what is needed of it, the deltas
+besides what they change. Were the checkpoint full, it would read its state out of few packs. If
+the first takes `COST_RATIO_MAX` times as long as the second, or the packs are mostly dead
+bytes, consolidating pays. ``tests/unit/test_consolidation_policy.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptflow.units import MIB, format_bytes
+
+COST_RATIO_MAX = 1.3  # Of a restore to that of a full checkpoint of the same state.
+DEAD_SHARE_MAX = 0.5  # Of the bytes of its packs that nothing in it needs.
+DEAD_BYTES_MIN = 64 * MIB  # Less is not worth the work, whatever its share.
+
+# Orders of magnitude, of a request and its answer, by the level of a tier; and of reading.
+_OPEN_S = {0: 1e-5, 1: 2e-4, 2: 1e-3, 3: 2e-3}
+_OPEN_FAR_S = 2e-2
+_BYTES_PER_S = 1e9
+_PACK_BYTES = 256 * MIB  # A full checkpoint has one pack for so many bytes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a restore of a checkpoint has to do.
+
+    Attributes:
+        packs: that its manifest names.
+        older_packs: of those, the ones that older checkpoints wrote.
+        layers: delta layers, of the region that has most.
+        delta_bytes: plain bytes of deltas, which are read besides what they change.
+        live_bytes: plain bytes that are needed of the packs, deltas included.
+        stored_bytes: size of the packs.
+        dead_bytes: of those, what the checkpoint does not need.
+    """
+
+    packs: int
+    older_packs: int
+    layers: int
+    delta_bytes: int
+    live_bytes: int
+    stored_bytes: int
+    dead_bytes: int
+
+    @property
+    def can_improve(self) -> bool:
+        """Whether it would be another one afterwards."""
+        return self.older_packs > 0 or self.layers > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to consolidate a checkpoint, and why."""
+
+    worth: bool
+    reasons: tuple[str, ...]
+
+
+def cost_ratio(shape: Shape, *, level: int) -> float:
+    """Return how long a restore takes, for one of a full checkpoint of the same state."""
+    open_s = _OPEN_S.get(level, _OPEN_FAR_S)
+    state_bytes = max(0, shape.live_bytes - shape.delta_bytes)
+    full_packs = -(-max(state_bytes, 1) // _PACK_BYTES)
+    now_s = shape.packs * open_s + shape.live_bytes / _BYTES_PER_S
+    full_s = full_packs * open_s + state_bytes / _BYTES_PER_S
+    return now_s / full_s
+
+
+def judge(shape: Shape, *, level: int) -> Verdict:
+    """Tell whether a checkpoint on a tier of some level is worth consolidating."""
+    if not shape.can_improve:
+        return Verdict(worth=False, reasons=("names no packs but its own, and has no deltas",))
+    reasons = []
+    ratio = cost_ratio(shape, level=level)
+    work = f"{shape.packs} packs ({shape.older_packs} older), {shape.layers} delta layers"
+    if ratio > COST_RATIO_MAX:
+        reasons.append(f"a restore costs {ratio:.2f} times a full one: {work}")
+    share = shape.dead_bytes / max(shape.stored_bytes, 1)
+    if share > DEAD_SHARE_MAX and shape.dead_bytes >= DEAD_BYTES_MIN:
+        dead, stored = format_bytes(shape.dead_bytes), format_bytes(shape.stored_bytes)
+        reasons.append(f"it needs nothing of {dead} of the {stored} of its packs")
+    if reasons:
+        return Verdict(worth=True, reasons=tuple(reasons))
+    good = f"a restore costs {ratio:.2f} times a full one, at most {COST_RATIO_MAX:g}: {work}"
+    return Verdict(worth=False, reasons=(good,))
