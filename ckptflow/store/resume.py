@@ -1,6 +1,8 @@
 """Restore the newest checkpoint that is sound: next copy, then next older checkpoint.
 
 What was skipped, and why, is part of the result; only the last failure reaches the caller.
+Quarantined checkpoints come after all others. ``tests/unit/test_restore.py``,
+``tests/unit/test_quarantine.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.memory import Base, remember
+from ckptflow.store.quarantine import how_to_lift, is_damage, quarantined, record_failure
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 
@@ -42,6 +45,7 @@ def restore_newest(
     target: object | None,
     *,
     step: int | None = None,
+    attempt: int | None = None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> Restored | None:
     """Restore the newest sound checkpoint into ``target``, or ``None`` if there is none at all.
@@ -50,6 +54,8 @@ def restore_newest(
         lineage: where to look.
         target: state to fill in place, or ``None`` to build a new one.
         step: restore exactly this step instead of the newest.
+        attempt: who restores: it records which checkpoints it could not restore. What several
+            attempts could not is quarantined, and tried only when nothing else is left.
         note: told of every copy and checkpoint that was skipped.
 
     Raises:
@@ -61,9 +67,15 @@ def restore_newest(
             may then be partly overwritten: build it anew before starting from step 0.
     """
     candidates = _candidates(lineage, step)
+    bad = quarantined(lineage, note=note) if candidates else set()
+    passed_over = [
+        (one.id, how_to_lift(lineage, one.id)) for one in candidates if one.id in bad
+    ]
+    for checkpoint, why in passed_over:
+        note(f"{lineage.id} {checkpoint} {why}")
     skipped: list[tuple[CheckpointId, str]] = []
     failures: list[Exception] = []
-    for found in candidates:
+    for found in sorted(candidates, key=lambda one: one.id in bad):  # Else the newest first.
         try:
             manifest = lineage.manifest(found)
             # Where the manifest is the packs should be, too; elsewhere they may be.
@@ -74,8 +86,10 @@ def restore_newest(
             failures.append(error)
             skipped.append((found.id, str(error)))
             note(f"{lineage.id} {found.id} was skipped: {error}")
+            if attempt is not None and is_damage(error):
+                record_failure(lineage, found.id, by=attempt, error=error, note=note)
             continue
-        return Restored(found.id, state, base, tuple(skipped))
+        return Restored(found.id, state, base, _newer_first(found.id, skipped, passed_over))
     if not candidates:
         return None
     raised = RestoreError(
@@ -87,6 +101,16 @@ def restore_newest(
         for text in getattr(failure, "__notes__", ()):
             raised.add_note(f"    {text}")
     raise raised
+
+
+def _newer_first(
+    restored: CheckpointId,
+    skipped: Sequence[tuple[CheckpointId, str]],
+    passed_over: Sequence[tuple[CheckpointId, str]],
+) -> tuple[tuple[CheckpointId, str], ...]:
+    """Return what was skipped, tried or not, with the reason, the newest first."""
+    reasons = {one: why for one, why in passed_over if one > restored} | dict(skipped)
+    return tuple(sorted(reasons.items(), reverse=True))
 
 
 def read_state(
