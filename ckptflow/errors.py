@@ -98,9 +98,14 @@ class AlreadyExists(TierError):
 
 
 class CorruptionError(CheckpointError):
-    """Stored bytes do not match the digest recorded for them."""
+    """Stored bytes do not match the digest recorded for them.
+
+    ``may_pass`` says that no sound copy was found, but not all that there may be were seen: a
+    tier did not answer.
+    """
 
     kind = "corruption"
+    may_pass: bool = False
 
 
 class ForgedError(CorruptionError):

@@ -47,7 +47,9 @@ class History:
 
     def find(self, target: Any, *, step: int | None) -> Restored | None:
         """Restore a checkpoint into ``target``; see `store.resume.restore_newest`."""
-        return restore_newest(self.lineage, target, step=step, note=self._note)
+        return restore_newest(
+            self.lineage, target, step=step, attempt=self.attempt, note=self._note
+        )
 
     def go_on_from(self, restored: Restored | None) -> None:
         """Settle where this attempt begins: at a restored checkpoint, or at nothing."""

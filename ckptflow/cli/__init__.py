@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, keys, lists, reading, runs, upkeep
+from ckptflow.cli import doctor, keys, lists, reading, runs, soundness, upkeep
 
 app = typer.Typer(
     name="ckptflow",
@@ -48,7 +48,9 @@ app.command("run")(runs.run_command)
 app.command("restart")(runs.restart)
 app.command("ls")(lists.ls)
 app.command("show")(lists.show)
-app.command("verify")(reading.verify_command)
+app.command("verify")(soundness.verify_command)
+app.command("repair")(soundness.repair_command)
+app.command("quarantine")(soundness.quarantine_command)
 app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)

@@ -17,6 +17,7 @@ from ckptflow.model import LineageId
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import AttemptRecord
 from ckptflow.store.comparing.compare import type_of
+from ckptflow.store.quarantine import quarantined
 from ckptflow.store.survey import (
     CheckpointSummary,
     LineageSummary,
@@ -77,6 +78,8 @@ def show(
     lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
     stored = StoredArrays(lineage, lineage.manifest(found), note=output.note)
     facts = _facts(stored, found.void, [tier.name for tier in found.tiers])
+    if found.id in quarantined(lineage, note=output.note):
+        facts["quarantined"] = True
     arrays = [
         {"name": name, "dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.size_bytes}
         for name, spec in stored.specs.items()

@@ -1,4 +1,4 @@
-"""``verify``, ``diff`` and ``export``: what is in checkpoints, byte by byte."""
+"""``diff`` and ``export``: what is in checkpoints, byte by byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ckptflow.bridges.export import Format, export
 from ckptflow.cli import differences, naming, output
@@ -14,64 +13,11 @@ from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import ConfigError
-from ckptflow.model import LineageId
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.comparing.compare import compare
 from ckptflow.store.comparing.descent import compare_values
 from ckptflow.store.comparing.tally import Tolerance
-from ckptflow.store.find import is_there
-from ckptflow.store.verify import CopyReport, verify
 from ckptflow.units import format_bytes
-
-
-@output.reports_errors
-def verify_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="RUN, RUN/TASK or RUN/TASK@STEP; everything if left out."),
-    ] = None,
-    *,
-    store: StoreOption = None,
-    site: SiteOption = None,
-    json_output: JsonOption = False,
-) -> ExitCode:
-    """Read every stored byte again and check its digest.
-
-    Every copy on every tier; the exit status is 4 if one of them is damaged.
-    """
-    tiers = naming.open_store(store, site)
-    if name and "@" in name:
-        chosen = [naming.open_checkpoint(tiers, name, note=output.note)]
-    else:
-        lineages = naming.open_lineages(tiers, name, note=output.note)
-        chosen = [(one, found) for one in lineages for found in one.checkpoints()]
-    reports: list[tuple[LineageId, CopyReport]] = []
-    with output.progress() as bar:
-        for lineage, found in bar.track(chosen, description="verify"):
-            reports += [
-                (lineage.id, report)
-                for tier, report in zip(found.tiers, verify(lineage, found), strict=True)
-                if report.sound or is_there(tier, lineage.id, found.id)
-            ]
-    output.show(
-        {
-            "sound": all(report.sound for _, report in reports),
-            "copies": [
-                {
-                    "lineage": str(lineage),
-                    "step": report.id.step,
-                    "attempt": report.id.attempt,
-                    "tier": report.tier,
-                    "checked_bytes": report.checked_bytes,
-                    "problems": report.problems,
-                }
-                for lineage, report in reports
-            ],
-        },
-        lambda console: _print_reports(console, reports),
-        as_json=json_output,
-    )
-    return ExitCode.OK if all(report.sound for _, report in reports) else ExitCode.DAMAGED
 
 
 @output.reports_errors
@@ -226,18 +172,3 @@ def export_command(
         ),
         as_json=json_output,
     )  # fmt: skip
-
-
-def _print_reports(console: Console, reports: list[tuple[LineageId, CopyReport]]) -> None:
-    table = output.table("CHECKPOINT", "TIER", "CHECKED", "RESULT", numbers=("CHECKED",))
-    for lineage, report in reports:
-        checkpoint = f"{lineage}@{report.id.step}.{report.id.attempt}"
-        checked = format_bytes(report.checked_bytes)
-        for problem in report.problems or ("sound",):
-            style = None if report.sound else "red"
-            output.add_row(table, [checkpoint, report.tier, checked, problem], style=style)
-    damaged = sum(not report.sound for _, report in reports)
-    console.print(table if reports else "Nothing to verify.")
-    if reports:
-        total = format_bytes(sum(report.checked_bytes for _, report in reports))
-        console.print(f"{len(reports)} copies, {total}: {damaged} damaged")

@@ -231,6 +231,7 @@ class Lineage:
                 failures.append(error)
                 self._note(str(error))
         raised = CorruptionError(f"The manifest of {self.id} {found.id} has no sound copy.")
+        raised.may_pass = any(isinstance(failure, TierError) for failure in failures)
         for failure in failures:
             raised.add_note(str(failure))
         raise raised
@@ -247,13 +248,7 @@ class Lineage:
         key = f"{self.id.prefix}/{checkpoint.manifest_key}"
         where = f"{key!r} on tier {tier.name!r}"
         data = tier.get(key, size_bytes=manifest_file.OBJECT_BYTES_MAX + 1)
-        manifest = manifest_file.decode(data, where=where)
-        if (manifest.lineage, manifest.id) != (self.id, checkpoint):
-            raise CorruptionError(
-                f"{where} says that it is {manifest.id} of {manifest.lineage}: it was moved "
-                f"there."
-            )
-        return manifest
+        return decode_manifest(data, self.id, checkpoint, where=where)
 
     # --- attempts ---
 
@@ -400,6 +395,23 @@ class Lineage:
                 else:
                     limits.append((attempt, step))
         return limits
+
+
+def decode_manifest(
+    data: bytes, lineage: LineageId, checkpoint: CheckpointId, *, where: str
+) -> Manifest:
+    """Read the manifest of a certain checkpoint.
+
+    Raises:
+        CorruptionError: it is damaged, or that of another checkpoint.
+        FormatError: it was written by a newer version.
+    """
+    manifest = manifest_file.decode(data, where=where)
+    if (manifest.lineage, manifest.id) != (lineage, checkpoint):
+        raise CorruptionError(
+            f"{where} says that it is {manifest.id} of {manifest.lineage}: it was moved there."
+        )
+    return manifest
 
 
 def fence_tier(tiers: Sequence[Tier]) -> Tier:

@@ -1,9 +1,11 @@
 """Read one checkpoint back, verified, from whichever copies of its packs are sound.
 
 The bytes go straight into the buffers that the caller gives, which are the application's own
-arrays where that is possible. Then the Merkle root of every region is compared with the
-manifest. Only if one differs are the frames checked one by one, to find the damaged copy
-and take another; so the usual restore pays for one pass of digests, not two.
+arrays where that is possible. Chunks are digested by the thread that has just read them, while
+others wait for the disk. Then the Merkle root of every region is compared with the manifest.
+Only if one differs are the frames checked one by one, to find the damaged copy and take
+another; so the usual restore pays for one pass of digests, not two.
+``tests/unit/test_restore.py``, ``tests/unit/test_fetch.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from ckptflow.model import Manifest
 from ckptflow.store.copies import Pack
 from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
+from ckptflow.units import MIB
+
+_TOGETHER_BYTES = 4 * MIB  # Digested by one call: enough of them for all threads.
 
 
 def read_checkpoint(
@@ -51,14 +56,15 @@ def read_checkpoint(
         Pack(tiers, manifest.lineage, ref, note, hold_small=True) for ref in manifest.packs
     ]
     with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
-        fill(manifest, buffers, packs, pool, check_frames=False)
-        digests = _digests(manifest, buffers, pool)
+        hot = ChunkDigests(manifest, buffers)
+        fill(manifest, buffers, packs, pool, check_frames=False, on_final=hot.add)
+        digests = hot.all(pool)
         if bad := _differing(manifest, digests):
             note(
                 f"{_listed(bad)} of {manifest.lineage} did not verify; looking for the frames."
             )
             fill(manifest, buffers, packs, pool, check_frames=True)
-            digests = _digests(manifest, buffers, pool)
+            digests = ChunkDigests(manifest, buffers).all(pool)
             if bad := _differing(manifest, digests):
                 raise CorruptionError(
                     f"{_listed(bad)} of {manifest.lineage} {manifest.id} do not have the root "
@@ -76,13 +82,43 @@ def _listed(names: Sequence[str]) -> str:
     return f"Regions {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _digests(
-    manifest: Manifest, buffers: Sequence[memoryview], pool: ThreadPoolExecutor
-) -> list[NDArray[np.uint64]]:
-    def one(buffer: memoryview) -> NDArray[np.uint64]:
-        return digest.chunk_digests(buffer, manifest.chunk_bytes)
+class ChunkDigests:
+    """The digests of the chunks of all regions, made as their bytes arrive."""
 
-    return list(pool.map(one, buffers))
+    def __init__(self, manifest: Manifest, buffers: Sequence[memoryview]) -> None:
+        self._chunk, self._buffers = manifest.chunk_bytes, buffers
+        counts = [digest.chunk_count(len(buffer), self._chunk) for buffer in buffers]
+        self._digests = [np.empty((count, 2), np.uint64) for count in counts]
+        self._done = [np.zeros(count, np.bool_) for count in counts]
+
+    def add(self, region: int, start: int, stop: int) -> None:
+        """Digest the chunks that lie in a part of a region, whose bytes are final.
+
+        Called by several threads, with parts that have no byte in common.
+        """
+        if stop == len(self._buffers[region]):
+            stop += -stop % self._chunk  # The last chunk may be shorter.
+        self._digest(region, -(-start // self._chunk), stop // self._chunk)
+
+    def all(self, pool: ThreadPoolExecutor) -> list[NDArray[np.uint64]]:
+        """Digest what is left; return the digests of each region, uint64 [n, 2]."""
+        left: list[tuple[int, int, int]] = []
+        at_once = max(1, _TOGETHER_BYTES // self._chunk)
+        for region, done in enumerate(self._done):
+            edges = np.flatnonzero(np.diff(done, prepend=True, append=True)).tolist()
+            for first, last in zip(edges[::2], edges[1::2], strict=True):
+                left += [
+                    (region, a, min(a + at_once, last)) for a in range(first, last, at_once)
+                ]
+        for _ in pool.map(lambda part: self._digest(*part), left):
+            pass
+        return self._digests
+
+    def _digest(self, region: int, first: int, last: int) -> None:
+        if first < last:
+            data = self._buffers[region][first * self._chunk : last * self._chunk]
+            digest.chunk_digests(data, self._chunk, out=self._digests[region][first:last])
+            self._done[region][first:last] = True
 
 
 def _differing(manifest: Manifest, digests: Sequence[NDArray[np.uint64]]) -> list[str]:

@@ -1,12 +1,14 @@
 """Restore the newest checkpoint that is sound: next copy, then next older checkpoint.
 
 What was skipped, and why, is part of the result; only the last failure reaches the caller.
+Quarantined checkpoints come after all others. ``tests/unit/test_restore.py``,
+``tests/unit/test_quarantine.py``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.memory import Base, remember
+from ckptflow.store.quarantine import how_to_lift, is_damage, quarantined, record_failure
 from ckptflow.store.rereading import with_manifest
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
@@ -46,6 +49,7 @@ def restore_newest(
     target: object | None,
     *,
     step: int | None = None,
+    attempt: int | None = None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> Restored | None:
     """Restore the newest sound checkpoint into ``target``, or ``None`` if there is none at all.
@@ -54,6 +58,8 @@ def restore_newest(
         lineage: where to look.
         target: state to fill in place, or ``None`` to build a new one.
         step: restore exactly this step instead of the newest.
+        attempt: who restores: it records which checkpoints it could not restore. What several
+            attempts could not is quarantined, and tried only when nothing else is left.
         note: told of every copy and checkpoint that was skipped.
 
     Raises:
@@ -65,9 +71,17 @@ def restore_newest(
             may then be partly overwritten: build it anew before starting from step 0.
     """
     candidates = lineage.valid_newest_first() if step is None else _of_step(lineage, step)
+    bad = quarantined(lineage, note=note)
+    passed_over: list[tuple[CheckpointId, str]] = []
+
+    def on_bad(found: Found) -> None:
+        why = how_to_lift(lineage, found.id)
+        passed_over.append((found.id, why))
+        note(f"{lineage.id} {found.id} {why}")
+
     skipped: list[tuple[CheckpointId, str]] = []
     failures: list[Exception] = []
-    for found in candidates:
+    for found in _bad_last(candidates, bad, on_bad):
         try:
             # Where the manifest is the packs should be, too; elsewhere they may be.
             others = [tier for tier in lineage.tiers if tier not in found.tiers]
@@ -78,8 +92,10 @@ def restore_newest(
             reason = _reason(error)
             skipped.append((found.id, reason))
             note(f"{lineage.id} {found.id} was skipped: {reason}")
+            if attempt is not None and is_damage(error):
+                record_failure(lineage, found.id, by=attempt, error=error, note=note)
             continue
-        return Restored(found.id, state, base, tuple(skipped))
+        return Restored(found.id, state, base, _newer_first(found.id, skipped, passed_over))
     if not skipped:
         return None
     raised = RestoreError(
@@ -91,6 +107,30 @@ def restore_newest(
         for text in getattr(failure, "__notes__", ()):
             raised.add_note(f"    {text}")
     raise raised
+
+
+def _bad_last(
+    candidates: Iterable[Found], bad: Collection[CheckpointId], on_bad: Callable[[Found], None]
+) -> Iterator[Found]:
+    """Yield candidates as they come, those that are quarantined when all others were tried."""
+    left = []
+    for found in candidates:
+        if found.id in bad:
+            on_bad(found)
+            left.append(found)
+        else:
+            yield found
+    yield from left
+
+
+def _newer_first(
+    restored: CheckpointId,
+    skipped: Sequence[tuple[CheckpointId, str]],
+    passed_over: Sequence[tuple[CheckpointId, str]],
+) -> tuple[tuple[CheckpointId, str], ...]:
+    """Return what was skipped, tried or not, with the reason, the newest first."""
+    reasons = {one: why for one, why in passed_over if one > restored} | dict(skipped)
+    return tuple(sorted(reasons.items(), reverse=True))
 
 
 def read_state(

@@ -13,6 +13,7 @@ from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.find import is_there
+from ckptflow.store.quarantine import quarantined
 from ckptflow.tiers.tier import Tier
 
 
@@ -51,6 +52,7 @@ class CheckpointSummary:
         void: the task went on without it.
         manifest: what it is; ``None`` if no copy can be read.
         problem: why not.
+        quarantined: a restore passes it over, since several attempts could not restore it.
     """
 
     id: CheckpointId
@@ -58,13 +60,16 @@ class CheckpointSummary:
     void: bool
     manifest: Manifest | None
     problem: str | None
+    quarantined: bool = False
 
     @property
     def status(self) -> str:
-        """``ok``, ``void`` or ``unreadable``."""
+        """``ok``, ``void``, ``quarantined`` or ``unreadable``."""
         if self.manifest is None:
             return "unreadable"
-        return "void" if self.void else "ok"
+        if self.void:
+            return "void"
+        return "quarantined" if self.quarantined else "ok"
 
 
 def survey_checkpoints(lineage: Lineage) -> list[CheckpointSummary]:
@@ -73,7 +78,8 @@ def survey_checkpoints(lineage: Lineage) -> list[CheckpointSummary]:
     Raises:
         TierError: no tier could be listed.
     """
-    summaries = (_summary(lineage, found) for found in lineage.checkpoints())
+    bad = quarantined(lineage, note=lambda _text: None)
+    summaries = (_summary(lineage, found, found.id in bad) for found in lineage.checkpoints())
     return [one for one in summaries if one is not None]
 
 
@@ -109,7 +115,7 @@ def _size(tier: Tier, key: str) -> int:
         return 0
 
 
-def _summary(lineage: Lineage, found: Found) -> CheckpointSummary | None:
+def _summary(lineage: Lineage, found: Found, is_bad: bool) -> CheckpointSummary | None:  # noqa: FBT001
     manifest, problem = None, None
     try:
         manifest = lineage.manifest(found)
@@ -123,4 +129,5 @@ def _summary(lineage: Lineage, found: Found) -> CheckpointSummary | None:
         void=found.void,
         manifest=manifest,
         problem=problem,
+        quarantined=is_bad,
     )

@@ -4,7 +4,8 @@ A life is a list of events: edits of a few small regions, saves that may fail at
 that vanish, restores of any checkpoint as the base of the next. Frames, packs and histories are
 so small that every path of a layout is taken, and encodings are dictated, so that deltas happen
 whether they pay or not. All checkpoints read back equal, by the product and, where the store is
-a folder, by the independent reader; and each keeps to the bounds of a restore.
+a folder, by the independent reader; window by window they have the roots that they should;
+and each keeps to the bounds of a restore.
 
 `test_what_is_tested_happens` counts what happens in some lives, so that these laws cannot hold
 for want of anything to hold for.
@@ -16,6 +17,7 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from ckptflow.data.frames import Encoding
 from ckptflow.model import FILL, KEEP, CheckpointId, DeltaOp, LineageId, Manifest
 from ckptflow.store import memory as memory_module
 from ckptflow.store.catalog import ensure_store
+from ckptflow.store.checking.roots import RootChecker
 from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.planning import changes, drafting, layout, pieces, plan, repeats, wear
 from ckptflow.store.planning.choice import DELTA_BOUNDS
@@ -47,6 +50,7 @@ from ckptflow.tiers.tier import Tier
 
 LINEAGE = LineageId("exp", "task")
 NAMES = ["a", "b", "c"]
+POOL = ThreadPoolExecutor(1)
 
 State = dict[str, bytes]
 
@@ -181,10 +185,12 @@ class Life:
     past: list[State] = field(default_factory=list)
     step: int = 0
     saves: int = 0
+    roots: RootChecker = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.setting.size_max
         self.state = {"a": noise(0, size), "b": noise(1, size // 3)}
+        self.roots = RootChecker(self.tier, POOL, window_bytes=3 * self.setting.chunk_bytes)
 
     def live(self, steps: Sequence[tuple[Sequence[Event], Event | None]]) -> None:
         with limits(self.setting), mock.patch.object(plan, "choose_encodings", self.chosen):
@@ -329,6 +335,8 @@ class Life:
         self.saved = [one for one in self.saved if one[0].id != manifest.id]
         self.saved.append((manifest, dict(self.state)))
         assert read(self.tier, manifest) == self.state
+        if self.saves % 5 == 0:  # It costs more than all the rest.
+            assert self.roots.wrong(manifest) == []
 
 
 def _views(state: State) -> dict[str, memoryview]:

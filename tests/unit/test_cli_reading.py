@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import ckptflow as cf
-from ckptflow.cli import app, reading
+from ckptflow.cli import app
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.catalog import Found, Lineage
-from ckptflow.store.verify import CopyReport
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.verify import CopyReport, Verifier
 from ckptflow.tiers.posix import PosixTier
 
 STEPS = 4
@@ -207,6 +207,16 @@ def test_verify(cli: Cli) -> None:
     assert found["sound"] is True
     assert [copy["step"] for copy in found["copies"]] == [4, 3, 2, 1]
     assert len(cli.json("verify", "exp/a@3")["copies"]) == 1
+    assert found["checked_share"] == 1
+
+
+def test_verify_a_sample(cli: Cli) -> None:
+    found = cli.json("verify", "--sample", "10%", "--threads", "2", "--seed", "3")
+    assert (found["sound"], found["sample"]) == (True, 0.1)
+    assert 0 < found["checked_share"] <= 1
+    assert "% of their bytes" in cli("verify", "--sample", "10%").stdout
+    fails(cli("verify", "--sample", "0%"), 2, "A sample is more than 0 % and at most 100 %")
+    fails(cli("verify", "--sample", "some"), 2, "'some' is no sample: write 5% or 0.05")
 
 
 @pytest.mark.damaged_store
@@ -225,14 +235,17 @@ def test_verify_finds_damage_and_says_where(cli: Cli, store: Path) -> None:
 def test_verify_passes_over_what_a_live_run_prunes(
     cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the oldest one goes while it is the newest one's turn."""
-    real = reading.verify
+    """Here the oldest one goes when it is about to be read."""
+    real = Verifier.check
+    oldest, gone = PosixTier(store), []
 
-    def verify_while_pruning(lineage: Lineage, found: Found) -> list[CopyReport]:
-        PosixTier(store).delete(f"{lineage.id.prefix}/{CheckpointId(1, 1).manifest_key}")
-        return real(lineage, found)
+    def check_while_pruning(verifier: Verifier, checkpoint: CheckpointId) -> CopyReport:
+        if not gone:
+            gone.append(f"{LineageId('exp', 'a').prefix}/{CheckpointId(1, 1).manifest_key}")
+            oldest.delete(gone[0])
+        return real(verifier, checkpoint)
 
-    monkeypatch.setattr(reading, "verify", verify_while_pruning)
+    monkeypatch.setattr(Verifier, "check", check_while_pruning)
     found = cli.json("verify", "exp/a")
     assert [copy["step"] for copy in found["copies"]] == [4, 3, 2]
     assert found["sound"] is True

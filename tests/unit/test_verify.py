@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ckptflow import manifest as manifest_file
+from ckptflow.data.pack import FRAME_PLAIN_MAX
 from ckptflow.errors import TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import verify as verify_module
-from ckptflow.store.catalog import Lineage
-from ckptflow.store.verify import CopyReport, verify
+from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.memory import NamedRegion
+from ckptflow.store.save import checkpoint_root, write_checkpoint
+from ckptflow.store.verify import (
+    CopyReport,
+    Sample,
+    parse_sample,
+    verify,
+    verify_lineage,
+)
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.metered import MeteredTier
+from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
 SaveState = Callable[..., Lineage]
@@ -62,8 +75,8 @@ def packs(tier: Tier) -> list[str]:
 def test_every_copy_is_read_whole(near: MemoryTier, far: MemoryTier) -> None:
     size = sum(near.size(key) for key in [NEWEST, *packs(near)])
     assert reports(near, far) == [
-        CopyReport(CheckpointId(2, 1), "near", size, ()),
-        CopyReport(CheckpointId(2, 1), "far", size, ()),
+        CopyReport(CheckpointId(2, 1), "near", size, (), size),
+        CopyReport(CheckpointId(2, 1), "far", size, (), size),
     ]
     assert all(report.sound for report in reports(near, far))
 
@@ -98,7 +111,8 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_found(near: MemoryTier) -> No
 def test_every_damaged_frame_is_named(
     near: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "_READ_BYTES", 1)  # Frame by frame.
+    monkeypatch.setattr(verify_module, "_PIECE_BYTES_MIN", 1)  # Frame by frame.
+    monkeypatch.setattr(verify_module, "_PIECE_BYTES_MAX", 1)
     (report,) = reports(near)
     assert report.sound
     key = packs(near)[0]
@@ -155,3 +169,114 @@ def test_a_tier_that_does_not_answer_is_a_problem_and_no_crash(near: MemoryTier)
 
     (report,) = reports(FaultyTier(near, fail))
     assert set(report.problems) == {"no answer to size"}
+
+
+def test_packs_that_checkpoints_share_are_read_once_and_so_is_what_did_not_change(
+    near: MemoryTier,
+) -> None:
+    lineage = Lineage([tier := MeteredTier(near)], LINEAGE)
+    verify(lineage, lineage.checkpoints()[1])
+    first = tier.read_bytes
+    verify(lineage, lineage.checkpoints()[0])
+    second = tier.read_bytes - first
+    for _ in verify_lineage(lineage, lineage.checkpoints()):
+        pass
+    assert tier.read_bytes - first - second < 0.8 * (first + second)
+
+
+def test_memory_stays_bounded_however_large_the_state_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one budget of state, of one array, with delta layers on it."""
+    budget, size = 4 << 20, 36 << 20
+    monkeypatch.setattr(verify_module, "MEMORY_BYTES", budget)
+    rng = np.random.default_rng(1)
+    data = rng.integers(0, 1 << 30, size // 8)
+    tier, base = PosixTier(tmp_path / "store"), None
+    ensure_store(tier)
+    for step in (1, 2):
+        data += rng.integers(0, 3, size // 8)
+        region = NamedRegion("w", memoryview(data.copy()).cast("B"), 8)
+        base = write_checkpoint(
+            tier,
+            LINEAGE,
+            CheckpointId(step, 1),
+            structure=None,
+            regions=[region],
+            base=base,
+            chunk_bytes=4096,
+            goal="small",
+        )
+        base.memory.bytes_at_hand = {"w": region.data}
+    assert base is not None
+    assert base.manifest.regions[0].deltas
+    del base, region
+    lineage = Lineage([tier], LINEAGE)
+    tracemalloc.start()
+    try:
+        (report,) = verify(lineage, lineage.checkpoints()[0], threads=2)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.sound
+    # Besides: scratch of each thread for two frames, and twice the digests.
+    assert peak_bytes < budget + 2 * 2 * FRAME_PLAIN_MAX + (4 << 20) < size
+
+
+def test_a_wrong_root_behind_sound_frames_is_found_in_any_window(
+    near: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "MEMORY_BYTES", 4 * 640)
+    lineage = Lineage([near], LINEAGE)
+    manifest = lineage.manifest(lineage.checkpoints()[0])
+    assert verify(lineage, lineage.checkpoints()[0])[0].sound
+    for number, region in enumerate(manifest.regions):
+        regions = list(manifest.regions)
+        regions[number] = replace(region, root=bytes(16))
+        changed = replace(manifest, regions=tuple(regions), root=checkpoint_root(regions))
+        near.put(NEWEST, [manifest_file.encode(changed)])
+        (report,) = reports(near)
+        assert f"Region {region.name!r} of exp/task step 2" in str(report)
+        assert "although all frames are sound" in str(report)
+
+
+@pytest.mark.damaged_store
+def test_a_sample_looks_at_its_share_and_finds_what_lies_there(tmp_path: Path) -> None:
+    tier, rng = PosixTier(tmp_path / "store"), np.random.default_rng(2)
+    ensure_store(tier)
+    manifest = write_checkpoint(
+        tier,
+        LINEAGE,
+        CheckpointId(1, 1),
+        structure=None,
+        regions=[NamedRegion("w", memoryview(rng.bytes(40 << 20)))],
+        base=None,
+        chunk_bytes=4096,
+    ).manifest
+    lineage = Lineage([tier], LINEAGE)
+    (found,) = lineage.checkpoints()
+    (report,) = verify(lineage, found, sample=parse_sample("5%"))
+    assert report.sound
+    assert report.checked_share == pytest.approx(0.05, rel=0.1)
+    assert verify(lineage, found, sample=parse_sample("0.05"))[0] == report
+    (pack,) = packs(tier)
+    flip(tier, pack, 17)
+    seen = [not verify(lineage, found, sample=Sample(0.25, seed))[0].sound for seed in range(8)]
+    assert True in seen
+    assert False in seen
+    assert manifest.packs[0].frame_count == 40
+
+
+def test_tiers_that_fail_between_others_do_not_stop_them(
+    near: MemoryTier, far: MemoryTier
+) -> None:
+    def fail(operation: str, key: str) -> None:
+        raise TierUnavailable(f"no answer to {operation}")
+
+    lineage = Lineage([near, far], LINEAGE)
+    (found, *_) = lineage.checkpoints()
+    broken = FaultyTier(near, fail)
+    lineage = Lineage([broken, far], LINEAGE)
+    first, second = verify(lineage, replace(found, tiers=(broken, far)))
+    assert first.problems == ("no answer to get",)
+    assert second.sound

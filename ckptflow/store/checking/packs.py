@@ -1,0 +1,162 @@
+"""Compare the stored bytes of packs with their digests, each pack once however many need it.
+
+A pack is read in pieces of whole frames, by several threads, and nothing of it is kept: what is
+in memory at a time is a piece for each thread. ``tests/unit/test_verify.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptflow.data import digest
+from ckptflow.data.pack import HEAD, FrameTable, decode_table, table_bytes
+from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
+from ckptflow.model import LineageId, PackRef
+from ckptflow.store.checking.sample import ALL, Sample
+from ckptflow.store.copies import open_pack
+from ckptflow.tiers.tier import Tier
+
+_NO_FRAMES: NDArray[np.intp] = np.empty(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class PackCheck:
+    """What was found out about one pack on one tier.
+
+    Attributes:
+        checked_bytes: of its frames and its table that were compared with their digests.
+        problems: what is wrong, a sentence each.
+        failed: the pack is missing or damaged: no more than a sound copy can mend it. False
+            where it could not be asked.
+    """
+
+    checked_bytes: int
+    problems: tuple[str, ...]
+    failed: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return not self.problems
+
+
+class PackChecker:
+    """Checks the packs of one lineage on one tier, and remembers what it found.
+
+    Args:
+        tier: where.
+        lineage: whose.
+        pool: runs the reads.
+        piece_bytes: the most that one read asks for, but for a frame that is larger.
+        sample: which frames; tables are always looked at.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        lineage: LineageId,
+        pool: ThreadPoolExecutor,
+        *,
+        piece_bytes: int,
+        sample: Sample = ALL,
+    ) -> None:
+        self._tier, self._lineage, self._pool = tier, lineage, pool
+        self._piece_bytes, self._sample = piece_bytes, sample
+        self._checked: dict[PackRef, PackCheck] = {}
+
+    def check(self, ref: PackRef) -> PackCheck:
+        """Return what is known of a pack; reads it only the first time."""
+        if ref not in self._checked:
+            self._checked[ref] = self._check(ref)
+        return self._checked[ref]
+
+    def _check(self, ref: PackRef) -> PackCheck:
+        try:
+            frames = open_pack(self._tier, self._lineage, ref)
+        except (CorruptionError, NotFoundError, TierError) as error:
+            return _failure(0, error)
+        chosen = self._sample.chosen(ref.key, len(frames))
+        checked_bytes = len(HEAD) + table_bytes(len(frames))
+        bad: list[NDArray[np.intp]] = []
+        try:
+            pieces = list(_pieces(frames, chosen, self._piece_bytes))
+            for size_bytes, found in self._pool.map(
+                lambda piece: self._check_frames(ref, frames, *piece), pieces
+            ):
+                checked_bytes += size_bytes
+                bad.append(found)
+        except (CorruptionError, NotFoundError, TierError) as error:
+            return _failure(checked_bytes, error)
+        key = f"{self._lineage.prefix}/{ref.key}"
+        problems = tuple(
+            f"Frame {frame} of pack {key!r} on tier {self._tier.name!r} does not match its "
+            f"digest."
+            for frame in np.concatenate([_NO_FRAMES, *bad]).tolist()
+        )
+        return PackCheck(checked_bytes, problems, failed=bool(problems))
+
+    def _check_frames(
+        self, ref: PackRef, frames: FrameTable, first: int, last: int
+    ) -> tuple[int, NDArray[np.intp]]:
+        """Read some neighbours; return how many bytes that were, and which are damaged."""
+        begin, end = int(frames.offset[first]), int(frames.offset[last])
+        stored = memoryview(bytearray(end - begin))
+        self._tier.read_into(f"{self._lineage.prefix}/{ref.key}", stored, start_bytes=begin)
+        return end - begin, first + _damaged(stored, frames, first, last)
+
+
+def check_pack(stored: bytes, ref: PackRef, *, where: str) -> None:
+    """Compare the bytes of a whole pack with what its manifest says of it.
+
+    Raises:
+        CorruptionError: they are not those that were written.
+    """
+    if len(stored) != ref.size_bytes:
+        raise CorruptionError(
+            f"Pack {where} has {len(stored)} bytes instead of {ref.size_bytes}."
+        )
+    frames = decode_table(
+        stored[: len(HEAD)],
+        stored[-table_bytes(ref.frame_count) :],
+        size_bytes=ref.size_bytes,
+        frame_count=ref.frame_count,
+        sealed=ref.table_seal,
+        where=where,
+    )
+    body = memoryview(stored)[int(frames.offset[0]) : int(frames.offset[-1])]
+    for frame in _damaged(body, frames, 0, len(frames)).tolist():
+        raise CorruptionError(f"Frame {frame} of pack {where} does not match its digest.")
+
+
+def _damaged(stored: memoryview, frames: FrameTable, first: int, last: int) -> NDArray[np.intp]:
+    """Return which of some neighbouring frames do not match, counted from the first."""
+    edges = (frames.offset[first : last + 1] - frames.offset[first]).tolist()
+    made = b"".join(digest.digest(stored[a:b]) for a, b in itertools.pairwise(edges))
+    return np.flatnonzero(np.frombuffer(made, "V16") != frames.digest[first:last])
+
+
+def _pieces(
+    frames: FrameTable, chosen: NDArray[np.intp], piece_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield runs of chosen neighbours, as first and last + 1, up to ``piece_bytes`` each."""
+    first = last = -1
+    for frame in chosen.tolist():
+        if first >= 0 and (
+            frame != last or frames.offset[frame + 1] - frames.offset[first] > piece_bytes
+        ):
+            yield first, last
+            first = -1
+        first, last = (frame if first < 0 else first), frame + 1
+    if first >= 0:
+        yield first, last
+
+
+def _failure(checked_bytes: int, error: CheckpointError) -> PackCheck:
+    unknown = isinstance(error, TierError)
+    return PackCheck(checked_bytes, (str(error),), failed=not unknown)
