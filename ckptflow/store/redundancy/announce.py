@@ -1,7 +1,8 @@
 """Who takes part: each node says on a tier that all see where its bytes are served.
 
 An announcement is a small JSON object, ``peers/<id of the store>.json``, put again when a node
-comes back at another address. A member is its store, wherever that is now, and not its host. It is no proof of anything: who answers at the address has to have the store's key
+comes back at another address. A member is its store, wherever that is now, and not its host.
+It is no proof of anything: who answers at the address has to have the key of the store
 (`ckptflow.tiers.peer_wire`). ``tests/unit/test_announce.py``.
 """
 
