@@ -70,9 +70,29 @@ class MemoryModel(AnyTier):
     capacity_bytes: Annotated[Bytes | None, Field(alias="capacity")] = None
 
 
-TierModel: TypeAlias = Annotated[PosixModel | MemoryModel, Field(discriminator="kind")]
+class PeerModel(AnyTier):
+    """The tier that another node's agent serves."""
 
-TIER_KINDS: dict[str, type[AnyTier]] = {"posix": PosixModel, "memory": MemoryModel}
+    kind: Literal["peer"]
+    address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+    key_file: Path | None = None
+
+    def below(self, folder: Path) -> PeerModel:
+        """See `AnyTier.below`."""
+        if self.key_file is None:
+            return self
+        return self.model_copy(update={"key_file": folder / self.key_file})
+
+
+TierModel: TypeAlias = Annotated[
+    PosixModel | MemoryModel | PeerModel, Field(discriminator="kind")
+]
+
+TIER_KINDS: dict[str, type[AnyTier]] = {
+    "posix": PosixModel,
+    "memory": MemoryModel,
+    "peer": PeerModel,
+}
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)
 

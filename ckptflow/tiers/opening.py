@@ -17,9 +17,10 @@ from ckptflow.tiers.tier import Tier
 _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
+    "peer": "ckptflow.tiers.peer:PeerTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix"}
+_SCHEMES = {"file": "posix", "peer": "peer"}
 
 
 class Opens(Protocol):
