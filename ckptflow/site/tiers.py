@@ -159,8 +159,31 @@ class SftpModel(AnyTier):
     timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
 
 
+class PeerModel(AnyTier):
+    """The tier that another node's agent serves."""
+
+    kind: Literal["peer"]
+    address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+    peer_key_file: Path | None = None
+
+    def below(self, folder: Path) -> Self:
+        """See `AnyTier.below`."""
+        made = super().below(folder)
+        if self.peer_key_file is None:
+            return made
+        return made.model_copy(
+            update={"peer_key_file": folder / self.peer_key_file.expanduser()}
+        )
+
+
 TierModel: TypeAlias = Annotated[
-    PosixModel | MemoryModel | SharedMemoryModel | DeviceModel | FilesystemModel | SftpModel,
+    PosixModel
+    | MemoryModel
+    | SharedMemoryModel
+    | DeviceModel
+    | FilesystemModel
+    | SftpModel
+    | PeerModel,
     Field(discriminator="kind"),
 ]
 
@@ -171,6 +194,7 @@ TIER_KINDS: dict[str, type[AnyTier]] = {
     "shared_memory": SharedMemoryModel,
     "device": DeviceModel,
     "sftp": SftpModel,
+    "peer": PeerModel,
 }
 # Lost with their process or their node, and not seen by another node.
 MEMORY_KINDS = ("memory", "shared_memory", "device")

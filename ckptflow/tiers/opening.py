@@ -27,9 +27,17 @@ _KINDS = {
     "device": "ckptflow.tiers.device:DeviceTier",
     "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
     "sftp": "ckptflow.tiers.sftp:SftpTier",
+    "peer": "ckptflow.tiers.peer:PeerTier",
+    "redundant": "ckptflow.store.redundancy.tier:RedundantTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "sftp": "sftp", "shm": "shared_memory"}
+_SCHEMES = {
+    "file": "posix",
+    "fsspec+…": "fsspec",
+    "sftp": "sftp",
+    "shm": "shared_memory",
+    "peer": "peer",
+}
 
 
 class Opens(Protocol):

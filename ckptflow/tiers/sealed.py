@@ -77,6 +77,11 @@ class SealedTier:
         encrypt = self._mode is Mode.ENCRYPTED
         return {**self.inner.spec, "key_file": self._key_file, "encrypt": encrypt}
 
+    def around(self, inner: Tier) -> SealedTier:
+        """Return another tier, sealed with the same key in the same way."""
+        encrypt = self._mode is Mode.ENCRYPTED
+        return SealedTier(inner, self._key, encrypt=encrypt, key_file=self._key_file)
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`. An encrypted object is in memory twice while it is put."""
         self.inner.put(key, self._sealed(key, parts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import Buffer
@@ -146,6 +146,38 @@ def last_keys(tier: Tier, prefix: str, count: int) -> list[str]:
     skip = len(prefix) + 1 if prefix else 0
     direct = (key for key in tier.iter_keys(prefix) if "/" not in key[skip:])
     return heapq.nlargest(count, direct)
+
+
+@runtime_checkable
+class Dependent(Protocol):
+    """A tier whose objects are those of another one; they go when that gives them up.
+
+    It is not pruned itself. Its place on this node has to be served to the others by a process.
+    """
+
+    def tidy(self) -> None:
+        """Drop what it keeps of objects that have been given up."""
+        ...
+
+    def serve(self, note: Callable[[str], None]) -> Served:
+        """Serve this node's part to the others, until the result is closed.
+
+        Args:
+            note: told, in a sentence, of what went wrong meanwhile.
+
+        Raises:
+            ConfigError: it cannot be served as it is set up.
+            TierError: the others cannot be told of it.
+        """
+        ...
+
+
+class Served(Protocol):
+    """What `Dependent.serve` began."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 def is_key_part(name: str) -> bool:

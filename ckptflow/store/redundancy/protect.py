@@ -5,7 +5,7 @@ those that gave data. So a member that finds the descriptor beside its object kn
 protected, and a crash before that leaves parity without a descriptor: garbage that
 `ckptflow.store.redundancy.release` sweeps. Packs come first; a manifest is copied, never
 coded with others, and only when all of its packs are protected: its stripe is the commit of
-the checkpoint's protection. ``tests/unit/test_redundancy_crashes.py`` crashes before each write.
+the checkpoint's protection. ``tests/unit/test_redundancy_crashes.py`` crashes before each.
 """
 
 from __future__ import annotations
@@ -89,6 +89,14 @@ def protect(
             while work.able() and work.is_open(held) and work.is_ready(held):
                 work.write([held])
     return work.done
+
+
+def members_with_wishes(
+    survey: Survey, scheme: Scheme, assumed: Collection[str] = ()
+) -> frozenset[str]:
+    """Return the members that hold packs which need a stripe."""
+    work = _Round(survey, scheme, set(assumed), new_id, BLOCK_BYTES)
+    return frozenset(held.member for held in work.wishes() if held.pack is not None)
 
 
 def _is_manifest(held: Held) -> bool:

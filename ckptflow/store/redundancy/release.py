@@ -82,10 +82,22 @@ def release(
         TierError: something could not be deleted; calling again finishes it.
     """
     wanted = max(1, scheme.losses_of(len(set(survey.members) | set(assumed))))
+
+    def is_needed(seen: Seen, piece: DataPiece) -> bool:
+        if piece.member not in survey.members:
+            return True  # It cannot be asked.
+        held = survey.objects.get((piece.member, piece.key))
+        if held is None or not held.is_piece(piece):
+            return False
+        return not any(
+            other.stripe.id > seen.stripe.id and other.losses(assumed) >= wanted
+            for other in survey.of_object(held)
+        )
+
     released = []
     for seen in list(survey.stripes.values()):
         if not any(
-            _is_needed(survey, seen, piece, wanted, assumed, gone) for piece in seen.stripe.data
+            piece.member not in gone and is_needed(seen, piece) for piece in seen.stripe.data
         ):
             _delete(survey, seen.stripe)
             released.append(seen.stripe.id)
@@ -94,25 +106,6 @@ def release(
     for member, key in loose:
         survey.members[member].tier.delete(key)
     return Released(tuple(released), len(loose))
-
-
-def _is_needed(
-    survey: Survey,
-    seen: Seen,
-    piece: DataPiece,
-    wanted: int,
-    assumed: Collection[str],
-    gone: Collection[str],
-) -> bool:
-    if piece.member not in survey.members:
-        return piece.member not in gone
-    held = survey.objects.get((piece.member, piece.key))
-    if held is None or not held.is_piece(piece):
-        return False
-    return not any(
-        other.stripe.id > seen.stripe.id and other.losses(assumed) >= wanted
-        for other in survey.of_object(held)
-    )
 
 
 def _delete(survey: Survey, stripe: Stripe) -> None:

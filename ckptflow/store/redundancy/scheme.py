@@ -1,7 +1,7 @@
 """How much redundancy: the scheme of a set, and what it means for one stripe.
 
-``partner`` copies each object to other members; ``xor`` survives one loss, ``rs`` (Reed-Solomon)
-several, for a part of the space. ``tests/unit/test_redundancy_scheme.py``.
+``partner`` copies each object to other members; ``xor`` survives one loss, ``rs``
+(Reed-Solomon) several, for a part of the space. ``tests/unit/test_redundancy_scheme.py``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """A redundancy set as one of its members uses it: protect, rebuild, release, ask.
 
-Whoever has the lowest id of those that answer *leads*: it codes what all members hold. The
-others wait for it a given time, then each protects its own checkpoint, together with whatever
-the others have that needs it, or as a copy if nothing has: nobody depends on another one's pace,
-and the worst that two who act at once can do is to protect an object twice. All state is in the
-stores. ``tests/unit/test_redundancy_set.py``.
+Tasks do not save at one instant. Whoever has the lowest id of those that answer *leads*: it
+waits a short time until enough members have something to be coded together, and codes it. The
+others wait for it twice as long, then each protects its own checkpoint itself, together with
+whatever the others have by then, or as a copy if they have nothing. So nobody depends on the
+pace of another, and the worst that two who act at once can do is to protect an object twice.
+Partner copies wait for nobody. All state is in the stores.
+``tests/unit/test_redundancy_set.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ckptflow.errors import ConfigError, FlushError
 from ckptflow.model import CheckpointId, LineageId, Manifest
-from ckptflow.store.redundancy.protect import Protected, protect
+from ckptflow.store.redundancy.protect import Protected, members_with_wishes, protect
 from ckptflow.store.redundancy.rebuild import Rebuilt, rebuild
 from ckptflow.store.redundancy.release import Released, held_keys, release
 from ckptflow.store.redundancy.scheme import Scheme
@@ -23,8 +25,9 @@ from ckptflow.store.redundancy.stripes import BLOCK_BYTES
 from ckptflow.store.redundancy.survey import Member, Survey, look
 from ckptflow.tiers.tier import Tier
 
-WAIT_S = 60.0
-POLL_S = 0.5
+WAIT_S = 30.0
+POLL_S = 0.5  # Of the own tier.
+GATHER_POLL_S = 2.0  # Of all members.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class RedundancySet:
         scheme: what is wanted.
         gone: ids of members that will not come back. Silent members that are not named here are
             taken to hold what they held, so that a pause of the network moves no bytes.
-        wait_s: how long a checkpoint waits for the member that leads.
+        wait_s: how long a checkpoint waits for others, at the most.
         block_bytes: parity in one object, and in memory for each loss.
         note: told, in a sentence, of what was left out or could not be done as wanted.
         clock: seconds, monotonic.
@@ -90,10 +93,13 @@ class RedundancySet:
             TierError: this member's own tier failed.
         """
         survey = self.look()
-        if self._leader(survey) != self.own.id:
-            if losses := self._wait_for_leader(lineage, manifest.id):
+        if self.scheme.name != "partner":
+            if self._leads(survey):
+                survey = self._gather(survey)
+            elif losses := self._wait_for_leader(lineage, manifest.id):
                 return losses
-            survey = self.look()
+            else:
+                survey = self.look()
         keys = [manifest.id.manifest_key, *(pack.key for pack in manifest.packs)]
         first = {(self.own.id, f"{lineage.prefix}/{key}") for key in keys}
         done = self._protect(survey, first)
@@ -106,7 +112,7 @@ class RedundancySet:
             for reason in (*survey.silent.values(), *done.reasons):
                 raised.add_note(reason)
             raise raised
-        if self._leader(survey) == self.own.id:
+        if self._leads(survey):
             self._protect(survey)
         return losses
 
@@ -117,8 +123,7 @@ class RedundancySet:
     def release_now(self) -> Released:
         """Delete the stripes that nothing needs: see `release`."""
         survey = self.look()
-        assumed = self._assumed(survey)
-        return release(survey, self.scheme, assumed=assumed, gone=self.gone)
+        return release(survey, self.scheme, assumed=survey.silent, gone=self.gone)
 
     def held_keys(self) -> frozenset[str]:
         """Return the keys that a prune of this member's tier leaves out: see `held_keys`."""
@@ -129,18 +134,26 @@ class RedundancySet:
             survey,
             self.scheme,
             first=first,
-            assumed=self._assumed(survey),
+            assumed=survey.silent,
             block_bytes=self.block_bytes,
         )
         for reason in done.reasons:
             self.note(reason)
         return done
 
-    def _assumed(self, survey: Survey) -> frozenset[str]:
-        return frozenset(survey.silent)
+    def _leads(self, survey: Survey) -> bool:
+        return self.own.id == min(survey.members, default=self.own.id)
 
-    def _leader(self, survey: Survey) -> str:
-        return min(survey.members, default=self.own.id)
+    def _gather(self, survey: Survey) -> Survey:
+        """Look until as many members have something as one stripe takes, for half the time."""
+        end = self.clock() + self.wait_s / 2
+        while self.clock() < end:
+            count = self.scheme.data_count(len(survey.members))
+            if len(members_with_wishes(survey, self.scheme, survey.silent)) >= count:
+                break
+            self.sleep(min(GATHER_POLL_S, max(0.0, end - self.clock())))
+            survey = self.look()
+        return survey
 
     def _wait_for_leader(self, lineage: LineageId, checkpoint: CheckpointId) -> int:
         """Return what a checkpoint survives as soon as it is anything; 0 when time is over.

@@ -1,8 +1,8 @@
 """A stripe: one object of each of k members, and m parity pieces on m other members.
 
-Its descriptor is a small sealed JSON object on every member of the stripe; the parity lies beside
-it, in blocks. Names, sizes and limits: "Redundancy" in ``docs/reference/format-v1.md``. Nothing in
-a descriptor is believed before it was checked here. ``tests/unit/test_stripes.py``.
+Its descriptor is a small sealed JSON object on every member of the stripe; the parity lies
+beside it, in blocks. Names, sizes and limits: "Redundancy" in ``docs/reference/format-v1.md``.
+Nothing in a descriptor is believed before it was checked here. ``tests/unit/test_stripes.py``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def block_count(size_bytes: int, block_bytes: int) -> int:
 
 
 def new_stripe_id(now_ms: int, random_bytes: bytes) -> str:
-    """Return the id of a stripe made at ``now_ms`` since 1970; 10 random bytes keep it apart."""
+    """Return the id of a stripe made at ``now_ms`` since 1970, with 10 random bytes."""
     return f"{now_ms:012x}{random_bytes.hex()}"
 
 
@@ -111,7 +111,7 @@ def is_stripe_id(name: str) -> bool:
 
 
 def parse_object_key(key: str) -> tuple[LineageId, str] | None:
-    """Return (lineage, key within it) of a pack, manifest or resume; ``None`` for other keys."""
+    """Return (lineage, key within it) of a pack, manifest or resume; else ``None``."""
     parts = key.split("/")
     if len(parts) != 5 or parts[0] != LINEAGES:
         return None

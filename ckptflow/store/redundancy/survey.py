@@ -76,7 +76,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A stripe: which members have its descriptor, and which pieces are where they should be."""
+    """A stripe: which members have its descriptor, and which of its pieces are there."""
 
     stripe: Stripe
     described: frozenset[str]
@@ -208,41 +208,33 @@ def look(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Look:
     """One member."""
 
-    objects: dict[tuple[str, str], Held]
-    manifests: dict[tuple[str, str], Manifest]
     lineages: frozenset[str]  # Every key there.
-    redundancy: frozenset[str]
-    stripes: dict[str, Stripe]
+    objects: dict[tuple[str, str], Held] = field(default_factory=dict)
+    manifests: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    redundancy: frozenset[str] = frozenset()  # Every key there.
+    stripes: dict[str, Stripe] = field(default_factory=dict)
 
 
 def _look_at(member: Member, note: Callable[[str], None]) -> _Look:
     for _ in range(_LOOKS_MAX):
-        keys = frozenset(member.tier.iter_keys(LINEAGES))
-        objects: dict[tuple[str, str], Held] = {}
-        manifests: dict[tuple[str, str], Manifest] = {}
+        looking = _Look(frozenset(member.tier.iter_keys(LINEAGES)))
         try:
-            for key in sorted(keys):
-                _look_at_object(member, key, keys, objects, manifests, note)
+            for key in sorted(looking.lineages):
+                _look_at_object(member, key, looking, note)
         except NotFoundError:  # Pruned since it was listed; a newer manifest may have come.
             continue
-        redundancy = frozenset(member.tier.iter_keys(REDUNDANCY))
-        return _Look(
-            objects, manifests, keys, redundancy, _descriptors(member, redundancy, note)
-        )
+        looking.redundancy = frozenset(member.tier.iter_keys(REDUNDANCY))
+        looking.stripes = _descriptors(member, looking.redundancy, note)
+        return looking
     raise TierError(f"Tier {member.tier.name!r} changed during each of {_LOOKS_MAX} looks.")
 
 
 def _look_at_object(
-    member: Member,
-    key: str,
-    keys: frozenset[str],
-    objects: dict[tuple[str, str], Held],
-    manifests: dict[tuple[str, str], Manifest],
-    note: Callable[[str], None],
+    member: Member, key: str, looking: _Look, note: Callable[[str], None]
 ) -> None:
     parsed = parse_object_key(key)
     if parsed is None or CheckpointId.of_pack(parsed[1]):
@@ -255,12 +247,13 @@ def _look_at_object(
         except (CorruptionError, FormatError) as error:
             note(f"It gets no redundancy: {error}")
             return
-        manifests[member.id, key] = manifest
+        looking.manifests[member.id, key] = manifest
         for pack in manifest.packs:
             at = f"{lineage.prefix}/{pack.key}"
-            if at in keys:
-                objects[member.id, at] = Held(member.id, at, lineage, pack.size_bytes, pack)
-    objects[member.id, key] = Held(member.id, key, lineage, len(data), seal=seal(data))
+            if at in looking.lineages:
+                held = Held(member.id, at, lineage, pack.size_bytes, pack)
+                looking.objects[member.id, at] = held
+    looking.objects[member.id, key] = Held(member.id, key, lineage, len(data), seal=seal(data))
 
 
 def _descriptors(
