@@ -36,6 +36,7 @@ from ckptflow.site.finding import (
 )
 from ckptflow.site.tiers import (
     MEMORY_KINDS,
+    UNSEALED_KINDS,
     PosixModel,
     Seconds,
     Strict,
@@ -148,7 +149,7 @@ class Site(Strict):
         sealing = {"key_file": self.key_file, "encrypt": self.encrypt}
         return tuple(
             tier.model_copy(update=sealing)
-            if tier.kind not in MEMORY_KINDS and tier.key_file is None
+            if tier.kind not in UNSEALED_KINDS and tier.key_file is None
             else tier
             for tier in self.tiers
         )

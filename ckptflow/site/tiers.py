@@ -22,6 +22,10 @@ from pydantic import (
     model_validator,
 )
 
+from ckptflow.errors import ConfigError
+from ckptflow.policy.groups import SET_SIZE_MAX
+from ckptflow.store.redundancy.scheme import Scheme, SchemeName
+from ckptflow.store.redundancy.set import WAIT_S
 from ckptflow.tiers.arena import ARENA_BYTES_MIN
 from ckptflow.tiers.arena_file import SHARED_MEMORY
 from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
@@ -176,6 +180,57 @@ class PeerModel(AnyTier):
         )
 
 
+class RedundantModel(AnyTier):
+    """What the nodes of a redundancy set protect for each other."""
+
+    kind: Literal["redundant"]
+    level: Annotated[int, Field(ge=2, le=2)] = 2
+    scheme: SchemeName = "partner"
+    set_size: Annotated[int, Field(ge=2, le=SET_SIZE_MAX)] = 8
+    losses: Annotated[int, Field(ge=1, lt=SET_SIZE_MAX)] = 1
+    wait_s: Annotated[Seconds, Field(alias="wait", ge=0)] = WAIT_S
+    groups: dict[str, str] | None = None
+    bind: str = "127.0.0.1"
+    host: str | None = None
+    peer_key_file: Path | None = None
+    own: dict[str, Any] | None = None
+    meeting: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _scheme_is_possible(self) -> Self:
+        Scheme(name=self.scheme, set_size=self.set_size, losses=self.losses)
+        if self.key_file is not None:
+            raise ValueError("it is sealed as the tier of the node is; give that a key_file")
+        return self
+
+    def below(self, folder: Path) -> Self:
+        """See `AnyTier.below`."""
+        made = super().below(folder)
+        if self.peer_key_file is None:
+            return made
+        return made.model_copy(
+            update={"peer_key_file": folder / self.peer_key_file.expanduser()}
+        )
+
+    def beside(self, models: Sequence[AnyTier]) -> RedundantModel:
+        """Take the outermost tier of the node, and the innermost that all nodes see."""
+        if self.own is not None:
+            return self
+        own = [one for one in models if one.level <= 1 and one.kind not in PROCESS_KINDS]
+        shared = [one for one in models if one.level > self.level]
+        if not own or not shared:
+            raise ConfigError(
+                f"Tier {self.name!r} needs a tier of the node below it, such as a folder of "
+                f"level 1, and one above it that all nodes see, where they find each other."
+            )
+        last, first = (
+            max(own, key=lambda one: one.level),
+            min(shared, key=lambda one: one.level),
+        )
+        update = {"own": last.beside(models).spec, "meeting": first.beside(models).spec}
+        return self.model_copy(update=update)
+
+
 TierModel: TypeAlias = Annotated[
     PosixModel
     | MemoryModel
@@ -183,7 +238,8 @@ TierModel: TypeAlias = Annotated[
     | DeviceModel
     | FilesystemModel
     | SftpModel
-    | PeerModel,
+    | PeerModel
+    | RedundantModel,
     Field(discriminator="kind"),
 ]
 
@@ -195,9 +251,13 @@ TIER_KINDS: dict[str, type[AnyTier]] = {
     "device": DeviceModel,
     "sftp": SftpModel,
     "peer": PeerModel,
+    "redundant": RedundantModel,
 }
+PROCESS_KINDS = ("memory", "device")  # Lost with their process.
 # Lost with their process or their node, and not seen by another node.
 MEMORY_KINDS = ("memory", "shared_memory", "device")
+# Nobody else sees them, or they are sealed as the tier is whose objects they hold.
+UNSEALED_KINDS = (*MEMORY_KINDS, "redundant")
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)
 

@@ -23,10 +23,11 @@ from functools import partial
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
-from ckptflow.store.catalog import Lineage
+from ckptflow.store.catalog import SHARED_LEVEL, Lineage, store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
-from ckptflow.tiers.tier import Sweeping, Tier
+from ckptflow.store.redundancy.release import held_keys
+from ckptflow.tiers.tier import Dependent, Sweeping, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ def plan_prune(
     retention: Retention,
     *,
     in_flight: Collection[CheckpointId] = (),
-    held: Collection[str] = (),
     proven: Collection[CheckpointId] = (),
     known: Known | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -70,8 +70,6 @@ def plan_prune(
         tier: where.
         retention: what the policy keeps.
         in_flight: checkpoints that are being copied, from this tier or to it; they stay.
-        held: absolute keys of packs that stay, since other nodes' checkpoints are rebuilt with
-            them: see `ckptflow.store.redundancy.release`.
         proven: checkpoints that were read as a whole and found sound, by a restore or a
             verification; the newest of them stays until a newer one is proven.
         known: of the same lineage and tier; spares reading manifests that were read before.
@@ -80,6 +78,8 @@ def plan_prune(
     Raises:
         TierError: something could not be read; then nothing can be decided.
     """
+    if isinstance(tier, Dependent):
+        return PrunePlan(tier.name, (), (), (), 0)
     prefix = f"{lineage.id.prefix}/"
     seen = look(lineage, tier, known or Known(), now=now)
     verdicts = _judge(seen, retention, in_flight, proven)
@@ -90,6 +90,7 @@ def plan_prune(
     # A writer that was overtaken after its packs but before its commit leaves a void manifest
     # only if the resume record is there; before that its packs stay.
     newest_attempt = lineage.newest_resumed()
+    held = _held(tier)
     doomed = [
         key
         for key in sorted(seen.packs.difference(seen.packs if needed is None else needed))
@@ -119,7 +120,6 @@ def prune(
     retention: Retention,
     *,
     in_flight: Collection[CheckpointId] = (),
-    held: Collection[str] = (),
     proven: Collection[CheckpointId] = (),
     known: Known | None = None,
     on_deleted: Callable[[str], None] = lambda _key: None,
@@ -132,7 +132,6 @@ def prune(
         tier: where.
         retention: what the policy keeps.
         in_flight: checkpoints that are being copied.
-        held: keys of packs that stay in any case.
         proven: checkpoints that were found sound.
         known: of the same lineage and tier.
         on_deleted: told the key of each object that was deleted.
@@ -144,6 +143,9 @@ def prune(
     Raises:
         TierError: the tier failed. What was deleted was needless; the rest is still there.
     """
+    if isinstance(tier, Dependent):
+        tier.tidy()
+        return PrunePlan(tier.name, (), (), (), 0)
     known, prefix, deadline = known or Known(), f"{lineage.id.prefix}/", now() + DELETE_WITHIN
     judge = partial(_judge, retention=retention, in_flight=in_flight, proven=proven)
     plan = plan_prune(
@@ -151,7 +153,6 @@ def prune(
         tier,
         retention,
         in_flight=in_flight,
-        held=held,
         proven=proven,
         known=known,
         now=now,
@@ -229,6 +230,11 @@ def _candidate(one: Here) -> Candidate:
         void=one.found.void,
         packs={pack.key: pack.size_bytes for pack in needs.packs} if needs else {},
     )
+
+
+def _held(tier: Tier) -> Collection[str]:
+    """Return keys of packs that stay, since other nodes' checkpoints are rebuilt with them."""
+    return held_keys(tier, store_id(tier)) if tier.level < SHARED_LEVEL else ()
 
 
 def _size(tier: Tier, key: str) -> int:

@@ -92,8 +92,8 @@ class PeerTier:
         key = StoreKey.from_file(key_file) if key_file else StoreKey.from_environment()
         if key is None:
             raise ConfigError(
-                f"Tier {spec['name']!r} needs the key of its store: give it a peer_key_file, or "
-                f"set {KEY_FILE_VARIABLE}."
+                f"Tier {spec['name']!r} needs the key of its store: give it a peer_key_file, "
+                f"or set {KEY_FILE_VARIABLE}."
             )
         return cls(
             spec["address"], key, name=spec["name"], level=spec["level"], key_file=key_file

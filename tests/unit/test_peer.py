@@ -439,7 +439,10 @@ def test_a_peer_is_opened_from_its_spec_without_a_secret_in_it(
     key_file = tmp_path / "key"
     key_file.write_text(bytes(range(32)).hex())
     key_file.chmod(0o600)
-    spec = spec_of(f"peer://{server.address}") | {"peer_key_file": str(key_file), "name": "node7"}
+    spec = spec_of(f"peer://{server.address}") | {
+        "peer_key_file": str(key_file),
+        "name": "node7",
+    }
     tier = open_tier(spec)
     assert tier.get("a/key") == b"value"
     assert tier.spec == spec

@@ -106,6 +106,15 @@ class Meeting:
         """
         return {kind: _expanded(kind, text) for kind, text in self._groups.items()}
 
+    def hang_up(self) -> None:
+        """Close the connections to other nodes."""
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for tier in peers:
+            inner = tier.inner if isinstance(tier, SealedTier) else tier
+            assert isinstance(inner, PeerTier), "others are reached by nothing else"
+            inner.close()
+
     def members(self) -> tuple[Member, list[Member]]:
         """Return this node, and all others that are there.
 
@@ -148,8 +157,8 @@ def _expanded(kind: str, text: str) -> str:
         found = os.environ.get(match[1])
         if not found:
             raise ConfigError(
-                f"The failure group {kind!r} of this node is {text!r}, and ${{{match[1]}}} is not "
-                f"set here."
+                f"The failure group {kind!r} of this node is {text!r}, and ${{{match[1]}}} is "
+                f"not set here."
             )
         return found
 

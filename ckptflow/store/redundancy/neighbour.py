@@ -1,8 +1,8 @@
 """What a node does for the others of its redundancy set, while its agent runs.
 
-It serves its own tier to those who have the key, says where, and in the background protects what
-lacks redundancy (since a node has gone, or nobody asked for it) and lets go of stripes that nothing
-needs. Of several nodes the one with the lowest id does that; if it is silent, the next.
+It serves its own tier to those who have the key, says where, and in the background protects
+what lacks redundancy (a node has gone, or nobody asked for it) and lets go of stripes that
+nothing needs. Of several nodes the one with the lowest id does that; if it is silent, the next.
 ``tests/process/test_redundant_nodes.py``.
 """
 

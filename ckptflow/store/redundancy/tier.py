@@ -1,10 +1,10 @@
 """Level 2 as a tier: what the nodes of a redundancy set protect for each other.
 
 A key is here when a stripe was made of it. Putting a pack leaves it on this node's own tier,
-where it is already; putting a manifest has the whole checkpoint protected, and returns when that is
-done. Reading takes the object from whichever member has it, or makes it anew from the stripe.
-So a flush, a restore, a verification and a repair treat it like any other tier; only prune
-leaves it alone, since a stripe goes by itself when its objects have been given up.
+where it is already; putting a manifest has the whole checkpoint protected, and returns when
+that is done. Reading takes the object from whichever member has it, or makes it anew from a
+stripe. So a flush, a restore, a verification and a repair treat it like any other tier; only
+prune leaves it alone, since a stripe goes by itself when its objects have been given up.
 ``tests/unit/test_redundant_tier.py``, ``tests/process/test_redundant_nodes.py``.
 """
 
@@ -113,9 +113,7 @@ class RedundantTier:
                 f"peer_key_file, or set {KEY_FILE_VARIABLE}."
             )
         own = open_tier(spec["own"])
-        scheme = Scheme(
-            name=spec["scheme"], set_size=spec["set_size"], losses=spec["losses"]
-        )
+        scheme = Scheme(name=spec["scheme"], set_size=spec["set_size"], losses=spec["losses"])
         meeting = Meeting(
             open_tier(spec["meeting"]),
             own,
@@ -124,9 +122,7 @@ class RedundantTier:
             host=spec.get("host"),
             groups=spec.get("groups") or {},
         )
-        return cls(
-            own, meeting, scheme, name=spec["name"], wait_s=spec["wait_s"], spec=spec
-        )
+        return cls(own, meeting, scheme, name=spec["name"], wait_s=spec["wait_s"], spec=spec)
 
     @property
     def name(self) -> str:
@@ -154,7 +150,7 @@ class RedundantTier:
         """See `Tier.put`; see the module for what it means.
 
         Raises:
-            FlushError: the checkpoint of this manifest is not protected; it is as safe as it was.
+            FlushError: the checkpoint is not protected; it is as safe as it was.
         """
         size_bytes = sum(memoryview(part).nbytes for part in parts)
         if not self._own_has(check_key(key), size_bytes):
@@ -169,12 +165,12 @@ class RedundantTier:
         finally:
             self._forget()
 
-    def create(self, key: str, value: Buffer) -> None:
+    def create(self, key: str, value: Buffer) -> None:  # noqa: ARG002 - as `Tier` has it.
         """See `Tier.create`: refused."""
         check_key(key)
         raise ConfigError(
-            f"Tier {self._name!r} cannot decide who creates {key!r}: claims are held by another "
-            f"tier."
+            f"Tier {self._name!r} cannot decide who creates {key!r}: another tier holds the "
+            f"claims."
         )
 
     def delete(self, key: str) -> None:
@@ -192,7 +188,8 @@ class RedundantTier:
         def read(tier: Tier) -> bytes:
             return tier.get(key, start_bytes=start_bytes, size_bytes=size_bytes)
 
-        return self._read(key, read, lambda data: data[start_bytes:end])
+        value: bytes = self._read(key, read, lambda data: data[start_bytes:end])
+        return value
 
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
         """See `Tier.read_into`."""
@@ -210,9 +207,7 @@ class RedundantTier:
         if not _is_coded(check_key(key)):
             self.own.read_into(key, target, start_bytes=start_bytes)
             return
-        self._read(
-            key, lambda tier: tier.read_into(key, view, start_bytes=start_bytes), place
-        )
+        self._read(key, lambda tier: tier.read_into(key, view, start_bytes=start_bytes), place)
 
     def size(self, key: str) -> int:
         """See `Tier.size`."""
@@ -248,6 +243,10 @@ class RedundantTier:
         """See `ckptflow.tiers.tier.Dependent.serve`."""
         return Neighbour(self.meeting, self._own_set, self._whole_set, note=note)
 
+    def close(self) -> None:
+        """Close the connections to other nodes; they are opened again when they are needed."""
+        self.meeting.hang_up()
+
     def _own_set(self) -> RedundancySet:
         """Return the set of this node, as the nodes that take part now make it up."""
         own, others = self.meeting.members()
@@ -267,9 +266,7 @@ class RedundantTier:
         except NotFoundError:
             return False
 
-    def _read(
-        self, key: str, read: Callable[[Tier], Any], part: Callable[[bytes], Any]
-    ) -> Any:
+    def _read(self, key: str, read: Callable[[Tier], Any], part: Callable[[bytes], Any]) -> Any:
         """Read an object where it is whole, or make it anew and take a part of that."""
         found = self._found(key)
         look, failures = self._look(), list[CheckpointError]()
@@ -295,7 +292,7 @@ class RedundantTier:
         raise raised
 
     def _holders(self, look: _Look, member: str) -> Iterator[Member]:
-        """Yield who may have an object: this node, in case it was rebuilt here, then its own."""
+        """Yield who may have an object: this node, if it was rebuilt here; then its own."""
         own = self.meeting.own_id()
         for one in dict.fromkeys((own, member)):
             if one in look.members:
@@ -333,8 +330,12 @@ class RedundantTier:
         stripes: dict[str, Stripe] = {}
         for member in (own, *others):
             try:
-                names = [one for one in member.tier.iter_folders(REDUNDANCY) if is_stripe_id(one)]
-                stripes |= {one: stripe for one in names if (stripe := self._stripe(member, one))}
+                names = [
+                    one for one in member.tier.iter_folders(REDUNDANCY) if is_stripe_id(one)
+                ]
+                stripes |= {
+                    one: stripe for one in names if (stripe := self._stripe(member, one))
+                }
             except TierError:
                 if member is own:
                     raise
