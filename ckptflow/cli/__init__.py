@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, lists, reading, runs, upkeep
+from ckptflow.cli import doctor, flushing, lists, reading, runs, upkeep
 
 app = typer.Typer(
     name="ckptflow",
@@ -52,6 +52,9 @@ app.command("verify")(reading.verify_command)
 app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
+app.command("flushes")(flushing.flushes)
+app.command("scavenge")(flushing.scavenge_command)
+app.command("agent")(flushing.agent)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptflow.errors import FlushError, FormatError, TierUnavailable
+from ckptflow.errors import FlushError, FormatError, TierError, TierUnavailable
 from ckptflow.flush.agent.folder import agent_folder
 from ckptflow.flush.agent.ledger import Entry, Ledger
 from ckptflow.flush.agent.protocol import Message, connect, receive, send
+from ckptflow.flush.agent.starting import connected
+from ckptflow.flush.options import Flushing
 from ckptflow.tiers.tier import Tier
 
 
@@ -44,37 +46,36 @@ def ask(folder: Path, op: str, **fields: Any) -> Message:
     return answer
 
 
-def wait_for_run(tiers: Sequence[Tier], run: str, timeout_s: float) -> list[str]:
+def wait_for_run(
+    tiers: Sequence[Tier], run: str, timeout_s: float, *, options: Flushing
+) -> list[str]:
     """Wait until no copy of a run is on its way on this node; return what is wrong.
 
     That is, a sentence for each copy that failed and of which nobody was told, and one for
-    each that is still on its way when the time is over, or that no agent carries out.
+    each that is still on its way when the time is over. Where copies are left and no agent
+    runs, one is started.
     """
     folder = folder_of(tiers)
     if not folder.exists():
         return []
-    try:
-        answer = ask(folder, "wait", run=run, timeout_s=timeout_s)
-    except TierUnavailable:
-        return _left_behind(folder, run)
-    pending = [Entry.of(fields) for fields in answer["pending"]]
-    failed = [Entry.of(fields) for fields in answer["failed"]]
-    return [
-        *(f"{entry} is still on its way" for entry in pending),
-        *(entry.error for entry in failed if not entry.reported),
-    ]
-
-
-def _left_behind(folder: Path, run: str) -> list[str]:
-    """Return what an agent that runs no more has not done, and what it failed to do."""
     ledger = Ledger(folder)
-    pending = [entry for entry in ledger.pending() if entry.lineage.run == run]
-    failed = [
-        entry for entry in ledger.failures() if entry.lineage.run == run and not entry.reported
-    ]
-    for entry in failed:
+
+    def of_run(entries: Sequence[Entry]) -> list[Entry]:
+        return [entry for entry in entries if entry.lineage.run == run]
+
+    problems = []
+    if of_run(ledger.pending()):
+        try:
+            connected(folder, [tier.spec for tier in tiers], options).close()
+            answer = ask(folder, "wait", run=run, timeout_s=timeout_s)
+        except (TierError, FlushError) as error:
+            problems = [f"{entry} waits: {error}" for entry in of_run(ledger.pending())]
+        else:
+            pending = [Entry.of(fields) for fields in answer["pending"]]
+            problems = [f"{entry} is still on its way" for entry in pending]
+            failed = [Entry.of(fields) for fields in answer["failed"]]
+            problems += [entry.error for entry in failed if not entry.reported]
+    unreported = [entry for entry in of_run(ledger.failures()) if not entry.reported]
+    for entry in unreported:
         ledger.mark_reported(entry)
-    return [
-        *(f"{entry} waits for an agent, and none runs" for entry in pending),
-        *(entry.error for entry in failed),
-    ]
+    return [*problems, *(entry.error for entry in unreported)]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ckptflow.errors import CheckpointError, ConfigError, FlushError, FormatError, TierError
 from ckptflow.flush.agent.folder import held, make_agent_folder, prune_lock_path
-from ckptflow.flush.agent.ledger import Entry, in_flight
+from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
 from ckptflow.flush.agent.protocol import Message, receive, send
 from ckptflow.flush.agent.starting import connected
 from ckptflow.flush.flusher import Flusher
@@ -281,5 +281,8 @@ class AgentFlusher:
                 if (found := store_id(tier)) is not None:
                     self._ids[tier.name] = found
             except CheckpointError as error:
+                known = Ledger(self.folder).stores().get(tier.name)
+                if known is not None:  # Others, with the same specs, have seen it before.
+                    self._ids[tier.name] = known
                 _log.warning("Tier %r could not be looked at: %s", tier.name, error)
         return target.name in self._ids

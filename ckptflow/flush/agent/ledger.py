@@ -7,6 +7,7 @@ while no agent runs. ``tests/unit/test_agent_ledger.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.tiers import durable
 from ckptflow.tiers.tier import Tier
 
-PENDING, FAILED = "pending", "failed"
+PENDING, FAILED, STORES = "pending", "failed", "stores.json"
 FAILED_MAX = 1000
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(\d{12})\.(\d{8})\.[0-9a-f]{16}\.json")
@@ -102,6 +103,7 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self._pending, self._failed = folder / PENDING, folder / FAILED
+        self._stores = folder / STORES
         for one in (self._pending, self._failed):
             make_private(one)
 
@@ -138,6 +140,19 @@ class Ledger:
     def failures(self) -> list[Entry]:
         """Return what has failed, the oldest request first."""
         return _entries(self._failed)
+
+    def stores(self) -> dict[str, str]:
+        """Return, by tier, the id of the store that was found there."""
+        try:
+            found = json.loads(self._stores.read_bytes())
+            return {str(name): str(one) for name, one in found.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}  # They are looked up again.
+
+    def note_stores(self, stores: Mapping[str, str]) -> None:
+        """Remember what `stores` returns."""
+        with contextlib.suppress(OSError):
+            durable.write_atomic(self._stores, [json.dumps(stores).encode()])
 
     def _write_failed(self, entry: Entry) -> None:
         durable.write_atomic(self._failed / entry.name, [json.dumps(entry.as_json()).encode()])

@@ -76,6 +76,8 @@ class Agent:
             ready, _, _ = select.select(
                 [self._listener, self._wake_reader], [], [], self._idle_s
             )
+            if self._wake_reader in ready:
+                self._wake_reader.recv(4096)
             if self._listener in ready:
                 self._accept()
             if not complete:

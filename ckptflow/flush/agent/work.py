@@ -59,7 +59,9 @@ class Work:
         self._ledger = Ledger(folder)
         self._entries: dict[str, Entry] = {}  # By name: all that is on its way or waits.
         self._followers: dict[str, list[Follower]] = {}
-        self._stores: dict[str, str | None] = {}
+        self._stores = (
+            self._ledger.stores()
+        )  # By tier: the id of the store that we found there.
         self._paused = False
         self._changed = threading.Condition()
         self._flusher = Flusher(
@@ -259,10 +261,12 @@ class Work:
         What is memory of the client's process, say, is another place here.
         """
         for name, expected in stores.items():
-            if self._stores.get(name) != expected:
-                self._stores[name] = store_id(self._tier(name))
-            if self._stores[name] != expected:
+            if self._stores.get(name) == expected:
+                continue  # So a tier that does not answer now is known by what it was.
+            if store_id(self._tier(name)) != expected:
                 raise ConfigError(f"Tier {name!r} is another place for the agent.")
+            self._stores[name] = expected
+            self._ledger.note_stores(self._stores)
 
     def _manifest(self, entry: Entry) -> Manifest:
         """Read the manifest from the first tier that has it, other than the target."""
