@@ -37,7 +37,7 @@ from ckptflow.errors import (
     NotFoundError,
     Preempted,
 )
-from ckptflow.flush import copy_checkpoint
+from ckptflow.flush import Flushing, copy_checkpoint, parse_flushing
 from ckptflow.model import Export, LineageId, Manifest
 from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import plan
@@ -70,6 +70,8 @@ class Checkpointer:
             often as it costs no more than 3.5 % of the time.
         keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
+        flushing: how they are copied: ``"agent"`` leaves it to a process of the node, so that
+            neither the end of the task nor its death waits for it or loses it; or a `Flushing`.
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
         packing: how states are compared and stored: ``"auto"``, ``"small"``, or a `Packing`.
         rng: save and restore the global random states of Python, NumPy, and torch.
@@ -87,6 +89,7 @@ class Checkpointer:
         every: str | int | Interval | None = None,
         keep: int | str | Retention | None = None,
         flush_every: Mapping[str, int] | None = None,
+        flushing: str | Flushing | None = None,
         budget_bytes: int | None = None,
         packing: str | Packing | None = None,
         rng: bool = True,
@@ -100,6 +103,7 @@ class Checkpointer:
         self._interval, self._retention = parse_interval(every), parse_retention(keep)
         self._rules = rules_of(self._lineage.tiers, flush_every or {})
         self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
+        self._flushing = parse_flushing(flushing)
         self._objects = checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
         self._capturer = Capturer(budget_bytes)
@@ -294,6 +298,8 @@ class Checkpointer:
     def close(self) -> None:
         """Finish what is being written and copied, then raise what went wrong, if anything.
 
+        Copies that an agent has taken go on without it; `Ticket.wait` still waits for them.
+
         Raises:
             CheckpointError: the first background failure that nobody has met yet; the
                 others are its notes.
@@ -443,6 +449,7 @@ class Checkpointer:
                 packing=self._packing,
                 retention=self._retention,
                 on_durable=self._pace.durable,
+                flushing=self._flushing,
             )
             self._capturer.make_room = self._writer.drop_parent
             self._writer.is_room_short = lambda: self._capturer.is_short

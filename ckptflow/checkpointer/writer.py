@@ -18,7 +18,8 @@ from functools import partial
 from ckptflow.checkpointer.capture import Captured
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.errors import CheckpointError, FencedError, TierError
-from ckptflow.flush import Flusher, FlushRequest
+from ckptflow.flush import Flushing, FlushRequest
+from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
@@ -70,6 +71,7 @@ class Writer:
         packing: how states are compared and stored.
         retention: what stays on every tier.
         on_durable: told how long a save took, in seconds, when it is committed.
+        flushing: how checkpoints are copied outward.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Writer:
         packing: Packing,
         retention: Retention,
         on_durable: Callable[[float], None],
+        flushing: Flushing | None = None,
     ) -> None:
         self._lineage, self._attempt = lineage, attempt
         self._bases = dict(bases)
@@ -92,7 +95,14 @@ class Writer:
         self._parent_in_use = False  # which are being made.
         self._parent_lock = threading.Lock()
         # Neither side of a prune by the flusher may see half of a save that had to go outward.
-        self._tier_locks = {tier.name: threading.Lock() for tier in lineage.tiers}
+        self._flusher = open_flusher(
+            lineage.tiers,
+            options=flushing or Flushing(),
+            after_copy=lambda request: self._prune(request.target),
+        )
+        self._tier_locks = {
+            tier.name: self._flusher.tier_lock(lineage.id, tier) for tier in lineage.tiers
+        }
         self.is_room_short: Callable[[], bool] = lambda: False
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
@@ -101,11 +111,6 @@ class Writer:
         self._in_flight_lock = threading.Lock()
         self._requests: queue.SimpleQueue[SaveRequest | threading.Event | None]
         self._requests = queue.SimpleQueue()
-        self._flusher: Flusher | None = None
-        if len(lineage.tiers) > 1:
-            self._flusher = Flusher(
-                lineage.tiers, after_copy=lambda request: self._prune(request.target)
-            )
         self._thread = threading.Thread(target=self._work, name="ckptflow-writer", daemon=True)
         self._thread.start()
 
@@ -126,12 +131,11 @@ class Writer:
         settled.wait()
 
     def close(self) -> None:
-        """Write what is queued, copy it outward, then stop."""
+        """Write what is queued, copy it outward or have that done by the agent, then stop."""
         self._requests.put(None)
         self._thread.join()
         self.drop_parent()  # The memory belongs to all attempts of the task.
-        if self._flusher:
-            self._flusher.close()
+        self._flusher.close()
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -246,11 +250,11 @@ class Writer:
         self._on_durable(duration_s)
         request.ticket.mark_durable(tier.level)
         targets = [target for target in request.outer if target is not tier]
-        if targets and self._flusher:
+        if targets:
             self._in_flight[manifest.id] = len(targets)
             for target in targets:
                 done = partial(self._flushed, request.ticket, target, manifest.id)
-                self._flusher.submit(FlushRequest(manifest, target, done))
+                self._flusher.submit(FlushRequest(manifest, target, done, self._retention))
         self._prune(tier)
 
     def _flushed(
@@ -276,7 +280,9 @@ class Writer:
             # Whoever was overtaken does not know any more what others still need.
             self._lineage.check_fence(self._attempt)
             with self._tier_locks[tier.name]:
-                prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
+                # Those of an attempt before this one may be on their way, too.
+                in_flight = {*self._in_flight, *self._flusher.in_flight(self._lineage.id)}
+                prune(self._lineage, tier, self._retention, in_flight=in_flight)
         except FencedError as error:
             self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.

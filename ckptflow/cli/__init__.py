@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, keys, lists, reading, runs, soundness, upkeep
+from ckptflow.cli import doctor, flushing, keys, lists, reading, runs, soundness, upkeep
 
 app = typer.Typer(
     name="ckptflow",
@@ -55,6 +55,9 @@ app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
 app.add_typer(keys.keys, name="key")
+app.command("flushes")(flushing.flushes)
+app.command("scavenge")(flushing.scavenge_command)
+app.command("agent")(flushing.agent)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

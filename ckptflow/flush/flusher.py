@@ -75,6 +75,10 @@ class Flusher:
         requests = (flight.request for flight in self._flights())
         return [request.id for request in requests if request.lineage == lineage]
 
+    def tier_lock(self, _lineage: LineageId, _tier: Tier) -> AbstractContextManager[object]:
+        """Return what a save to a tier and a prune of it hold: both are in this process."""
+        return threading.Lock()
+
     def rates(self) -> dict[str, float]:
         """Return, by tier, the bytes a second that copies there have reached."""
         return dict(self._rates)

@@ -27,6 +27,7 @@ class Flushing:
         retry_s: for how long a tier that does not answer is tried again. An agent, for which
             nobody waits, tries for longer: see `ckptflow.flush.agent.server.RETRY_S`.
         grace_s: what the agent takes at most to scavenge when it is asked to end.
+        idle_s: how long the agent stays without anything to do.
         nice: how far the agent steps back behind the computation: 0 (not at all) to 19.
 
     Raises:
@@ -39,6 +40,7 @@ class Flushing:
     streams: int = 4
     retry_s: float = 10.0
     grace_s: float = 30.0
+    idle_s: float = 60.0
     nice: int = 10
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class Flushing:
             "streams": (self.streams, 1, STREAMS_MAX),
             "retry_s": (self.retry_s, 0, None),
             "grace_s": (self.grace_s, 0, None),
+            "idle_s": (self.idle_s, 0, None),
             "nice": (self.nice, 0, NICE_MAX),
         }
         for name, (value, least, most) in ranges.items():

@@ -24,6 +24,7 @@ from pydantic import (
 
 from ckptflow.data.fit import ABSENT
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
+from ckptflow.flush.options import NICE_MAX, STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import parse_retention
@@ -37,6 +38,7 @@ from ckptflow.site.finding import (
 from ckptflow.site.tiers import (
     MEMORY_KINDS,
     UNSEALED_KINDS,
+    Bytes,
     PosixModel,
     Seconds,
     Strict,
@@ -108,6 +110,24 @@ class ExecutorModel(Strict):
         return self
 
 
+class FlushModel(Strict):
+    """How checkpoints are copied outward; see `ckptflow.flush.options.Flushing`."""
+
+    agent: bool = False
+    budget_bytes: Annotated[Bytes, Field(alias="budget")] = Flushing().budget_bytes
+    bandwidth_bytes_per_s: Annotated[Bytes | None, Field(alias="bandwidth", ge=1)] = None
+    streams: Annotated[int, Field(ge=1, le=STREAMS_MAX)] = Flushing().streams
+    retry_s: Annotated[Seconds, Field(alias="retry")] = Flushing().retry_s
+    grace_s: Annotated[Seconds, Field(alias="grace")] = Flushing().grace_s
+    idle_s: Annotated[Seconds, Field(alias="idle")] = Flushing().idle_s
+    nice: Annotated[int, Field(ge=0, le=NICE_MAX)] = Flushing().nice
+
+    @property
+    def options(self) -> Flushing:
+        """The same, for those who know nothing of site files."""
+        return Flushing(**self.model_dump())
+
+
 class Site(Strict):
     """A machine, as a site file describes it."""
 
@@ -118,6 +138,7 @@ class Site(Strict):
     encrypt: bool = False
     tiers: Annotated[tuple[TierModel, ...], Field(min_length=1)]
     executor: ExecutorModel = ExecutorModel()
+    flush: FlushModel = FlushModel()
     policy: PolicyModel = PolicyModel()
     policies: dict[str, PolicyModel] = Field(default_factory=dict)
 

@@ -37,6 +37,7 @@ import dill  # type: ignore[import-untyped]
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
+from ckptflow.flush import Flushing
 from ckptflow.policy.interval import Interval
 from ckptflow.policy.retention import Retention
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
@@ -72,6 +73,7 @@ class TaskSpec:
         keep: what to keep.
         packing: how to store it.
         flush_every: per tier, every how many checkpoints one is copied there.
+        flushing: how they are copied.
         ends_at_s: when the run's time is over, if it is known on the submitting side.
         margin_s: how long before an end the state has to be safe.
         home: host and process that submitted the task.
@@ -86,6 +88,7 @@ class TaskSpec:
     keep: str | int | Retention | None
     packing: str | Packing | None
     flush_every: Mapping[str, int]
+    flushing: Flushing
     ends_at_s: float | None
     margin_s: float
     home: tuple[str, int]
@@ -320,6 +323,7 @@ def begin_attempt(
             "keep": spec.keep,
             "packing": spec.packing,
             "flush_every": spec.flush_every,
+            "flushing": spec.flushing,
             "rng": spec.alone or main,
             "stop": watch,
         }

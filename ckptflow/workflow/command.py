@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,7 @@ from parsl.app.errors import BashExitFailure
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, Preempted
+from ckptflow.flush import Flushing
 from ckptflow.workflow.attempt import (
     Attempt,
     TaskFunction,
@@ -108,6 +110,7 @@ class AttachedCheckpointer(Checkpointer):
             keep=fields["keep"],
             packing=fields["packing"],
             flush_every=fields["flush_every"],
+            flushing=Flushing(**fields["flushing"]),
             stop=watch,
             **objects,
         )
@@ -188,6 +191,7 @@ def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
         "keep": _plain(spec.keep),
         "packing": _plain(spec.packing),
         "flush_every": dict(spec.flush_every),
+        "flushing": asdict(spec.flushing),
         "ends_at_s": deadline.ends_at_s,
         "margin_s": deadline.margin_s,
         "ends": deadline.what,

@@ -9,7 +9,8 @@ the store where to go on. What a run keeps lies in one folder, named after it: t
 journal, the memo, Parsl's logs.
 
 Entering takes the lock, ends what a dead predecessor left on this host, and starts Parsl.
-Leaving waits for the tasks, or gives them up if an error is on its way, and ends Parsl.
+Leaving waits for the tasks, and for copies that they have left to the agent of this node, or
+gives them up if an error is on its way, and ends Parsl.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.checkpointer import CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, Preempted
+from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
 from ckptflow.store.catalog import AttemptRecord, Lineage
@@ -64,6 +66,7 @@ __all__ = ["Run", "build_config", "last_run", "run"]
 
 JOURNAL, MEMO, LOCK, PARSL = "journal.jsonl", "memo", "lock", "parsl"
 
+_COPIES_S = 3600.0  # How long the end of a run waits for the agent.
 _CLOSE_PARSL_S = 60.0  # Parsl's own limits inside add up to less.
 _log = logging.getLogger("ckptflow")
 _parsl_log = logging.getLogger("parsl")
@@ -183,6 +186,7 @@ class Run:
         try:
             if error is None and self._dfk is not None:
                 self._dfk.wait_for_current_tasks()
+                self._wait_for_copies()
         finally:
             self._stop()
             self._summary = self._summarise()
@@ -263,6 +267,17 @@ class Run:
             end_leftovers(self.folder, lambda session: session == self.session)
         active.leave(self)
 
+    def _wait_for_copies(self) -> None:
+        """Wait for what tasks have left to the agent of this node, and hear what failed."""
+        if not self.site.flush.agent:
+            return
+        timeout_s = _COPIES_S
+        if self._ends_at_s is not None:
+            timeout_s = max(0.0, min(timeout_s, self._ends_at_s - time.time()))
+        tiers, options = self.site.open_tiers(), self.site.flush.options
+        for text in wait_for_run(tiers, self.name, timeout_s, options=options):
+            self._problem(text)
+
     def _let_go(self) -> None:
         if self._journal:
             self._journal.close()
@@ -327,6 +342,7 @@ class Run:
             keep=app.keep if app.keep is not None else policy.keep,
             packing=app.packing if app.packing is not None else policy.packing,
             flush_every=dict(policy.flush_every),
+            flushing=self.site.flush.options,
             ends_at_s=self._ends_at_s,
             margin_s=executor.margin_s,
             home=self._home,

@@ -14,6 +14,7 @@ from parsl.app.errors import BashExitFailure
 
 import ckptflow as cf
 from ckptflow.errors import ConfigError, Preempted
+from ckptflow.flush import Flushing
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
 from ckptflow.tiers.posix import PosixTier
@@ -161,6 +162,7 @@ def test_a_stop_signal_is_passed_on_to_programs_that_handle_it(tmp_path: Path) -
         keep=1,
         packing=None,
         flush_every={},
+        flushing=Flushing(),
         ends_at_s=None,
         margin_s=0,
         home=("elsewhere", 0),

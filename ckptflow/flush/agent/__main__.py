@@ -1,0 +1,41 @@
+"""The process of an agent that was started on demand: see `ckptflow.flush.agent.starting`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from ckptflow.errors import CheckpointError
+from ckptflow.flush.agent.process import run_agent
+from ckptflow.flush.options import Flushing
+from ckptflow.tiers.opening import open_tier
+
+
+def main(folder: str, ready: str) -> None:
+    """Read what to serve from standard input, say on ``ready`` how it began, and serve."""
+    os.umask(0o077)
+    descriptor = int(ready)
+
+    def say(text: str) -> None:
+        os.write(descriptor, text.encode()[:4000])
+        os.close(descriptor)
+
+    try:
+        asked = json.load(sys.stdin)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1):
+            os.dup2(null, standard)
+        tiers = [open_tier(spec) for spec in asked["tiers"]]
+        run_agent(Path(folder), tiers, Flushing(**asked["options"]), on_begin=say)
+    except CheckpointError as error:
+        say(f"{type(error).__name__}: {error}")
+        raise
+    # A put that hangs must not keep the process: its request is in the ledger.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
