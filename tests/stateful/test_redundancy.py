@@ -70,10 +70,27 @@ class LifeOfASet(RuleBasedStateMachine):
         return [Member(one.id, FaultyTier(one.tier, on_call)) for one in self.members]
 
     def with_crash(self, crash_at: int | None, do: Callable[[list[Member]], object]) -> None:
+        """Whatever is done, and wherever it ends: nobody's newest checkpoint is less safe."""
         own = [restored_step(one.tier, node) for node, one in self.undamaged()]
+        before = self.losses()
         with contextlib.suppress(Crash):
             do(self.doomed(crash_at))
         assert own == [restored_step(one.tier, node) for node, one in self.undamaged()]
+        assert self.damaged or all(
+            new >= old for new, old in zip(self.losses(), before, strict=True)
+        )
+
+    def losses(self) -> list[int]:
+        """How many losses the newest checkpoint of each node survives."""
+        survey, found = look(self.members), []
+        for node, member in enumerate(self.members):
+            valid = Lineage([member.tier], lineage_of(node)).valid()
+            found.append(
+                survey.checkpoint_losses(member.id, lineage_of(node), valid[0].id)
+                if valid
+                else 0
+            )
+        return found
 
     def undamaged(self) -> list[tuple[int, Member]]:
         spoilt = {member for member, _ in self.damaged}
@@ -85,16 +102,10 @@ class LifeOfASet(RuleBasedStateMachine):
     def what_is_called_protected_is(self) -> None:
         if self.damaged:  # A look at keys does not see damage: see `rebuild_with_damage`.
             return
-        survey = look(self.members)
-        for node, member in enumerate(self.members):
-            found = Lineage([member.tier], lineage_of(node)).valid()
-            losses = (
-                survey.checkpoint_losses(member.id, lineage_of(node), found[0].id)
-                if found
-                else 0
-            )
+        for node, losses in enumerate(self.losses()):
             others = [number for number in range(NODES) if number != node]
             if losses:
+                found = Lineage([self.members[node].tier], lineage_of(node)).valid()
                 for more in itertools.combinations(others, losses - 1):
                     self.check_loss([node, *more], node, found[0].id.step)
 
@@ -154,7 +165,7 @@ class LifeOfASet(RuleBasedStateMachine):
             except FlushError:
                 assert self.damaged
                 return
-            assert losses == self.scheme.losses or self.damaged
+            assert self.damaged or losses == self.losses()[node] == self.scheme.losses
 
         self.with_crash(crash_at, do)
 

@@ -6,6 +6,8 @@ each, dying just before it. What a survey calls protected is then really lost, a
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from nodes import Nodes, lineage_of, restored_step
 
@@ -22,12 +24,13 @@ from ckptflow.tiers.memory import MemoryTier
 SCHEMES = [
     Scheme(name="partner", set_size=3, losses=1),
     Scheme(name="xor", set_size=3, losses=1),
+    Scheme(name="rs", set_size=3, losses=2),
     Scheme(name="rs", set_size=4, losses=2),
 ]
 by_scheme = pytest.mark.parametrize(
     "scheme",
-    [*SCHEMES[:2], pytest.param(SCHEMES[2], marks=pytest.mark.slow)],
-    ids=lambda scheme: scheme.name,
+    [*SCHEMES[:3], pytest.param(SCHEMES[3], marks=pytest.mark.slow)],
+    ids=lambda scheme: f"{scheme.name}{scheme.set_size}",
 )
 CHANGES = ("put", "create", "delete")
 
@@ -59,13 +62,23 @@ def saved(scheme: Scheme) -> Nodes:
 
 
 def check_that_claims_are_true(nodes: Nodes) -> list[int]:
-    """Lose each node whose newest checkpoint is said to survive it; return who is protected."""
+    """Lose each node, and as many more as its newest checkpoint is said to survive.
+
+    Returns who is protected.
+    """
     survey, protected = look(nodes.members), []
     for node, member in enumerate(nodes.members):
-        newest = Lineage([member.tier], lineage_of(node)).valid()[0]
-        if survey.checkpoint_losses(member.id, lineage_of(node), newest.id):
-            _, target = nodes.rebuild([node])
-            assert restored_step(target, node) == newest.id.step
+        lineage = Lineage([member.tier], lineage_of(node))
+        newest = lineage.valid()[0]
+        needed = [newest.id.manifest_key, *(p.key for p in lineage.manifest(newest).packs)]
+        losses = survey.checkpoint_losses(member.id, lineage_of(node), newest.id)
+        others = [number for number in range(len(nodes.members)) if number != node]
+        for more in itertools.combinations(others, max(0, losses - 1)):
+            if losses:
+                _, target = nodes.rebuild([node, *more])
+                for key in (f"{lineage_of(node).prefix}/{one}" for one in needed):
+                    assert target.get(key) == member.tier.get(key)
+        if losses:
             protected.append(node)
     return protected
 
