@@ -141,17 +141,16 @@ class _Round:
 
     def is_ready(self, held: Held) -> bool:
         """Tell whether a manifest may be protected: all of its packs are."""
-        manifest = self._survey.manifests.get(held.place)
-        if manifest is None:
+        needed = self._survey.packs.get(held.place)
+        if needed is None:
             return True
         prefix = f"{held.lineage.prefix}/"
-        packs = [
-            self._survey.objects.get((held.member, prefix + p.key)) for p in manifest.packs
-        ]
+        packs = [self._survey.objects.get((held.member, prefix + pack.key)) for pack in needed]
         if all(pack and self._survey.losses(pack, self._assumed) for pack in packs):
             return True
         self.done.reasons.append(
-            f"{held.lineage} {manifest.id} is not protected: a pack that it needs is not."
+            f"{held.key!r} of member {held.member[:8]} is not protected: a pack that it names "
+            f"is not."
         )
         return False
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ckptflow import manifest as manifest_file
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError, TierError
 from ckptflow.manifest import seal
-from ckptflow.model import LINEAGES, CheckpointId, LineageId, Manifest, PackRef
+from ckptflow.model import LINEAGES, CheckpointId, LineageId, PackRef
 from ckptflow.policy.groups import Node
 from ckptflow.store.catalog import ensure_store, store_id
 from ckptflow.store.redundancy.stripes import (
@@ -103,7 +103,7 @@ class Survey:
         members: those that answered, by id.
         silent: those that did not, and why.
         objects: what their checkpoints need, by (member, key).
-        manifests: every readable manifest, by (member, key).
+        packs: what every readable manifest needs, by (member, key).
         stripes: by id.
         loose: (member, key) of parity without a descriptor on any member.
     """
@@ -111,7 +111,7 @@ class Survey:
     members: dict[str, Member]
     silent: dict[str, str]
     objects: dict[tuple[str, str], Held]
-    manifests: dict[tuple[str, str], Manifest]
+    packs: dict[tuple[str, str], tuple[PackRef, ...]]
     stripes: dict[str, Seen]
     loose: list[tuple[str, str]]
     _of_key: dict[tuple[str, str], list[str]] = field(default_factory=dict)
@@ -158,10 +158,10 @@ class Survey:
         Level 2 means 1 or more. 0 for a checkpoint that is not there.
         """
         prefix = f"{lineage.prefix}/"
-        manifest = self.manifests.get((member, prefix + checkpoint.manifest_key))
-        if manifest is None:
+        packs = self.packs.get((member, prefix + checkpoint.manifest_key))
+        if packs is None:
             return 0
-        keys = [checkpoint.manifest_key, *(pack.key for pack in manifest.packs)]
+        keys = [checkpoint.manifest_key, *(pack.key for pack in packs)]
         objects = [self.objects.get((member, prefix + key)) for key in keys]
         return min(self.losses(held, assumed) if held else 0 for held in objects)
 
@@ -195,9 +195,7 @@ def look(
         members={one.id: one for one in members if one.id in looks},
         silent=silent,
         objects=objects,
-        manifests={
-            key: found for one in looks.values() for key, found in one.manifests.items()
-        },
+        packs={key: found for one in looks.values() for key, found in one.packs.items()},
         stripes=stripes,
         loose=[
             (member, key)
@@ -214,7 +212,7 @@ class _Look:
 
     lineages: frozenset[str]  # Every key there.
     objects: dict[tuple[str, str], Held] = field(default_factory=dict)
-    manifests: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    packs: dict[tuple[str, str], tuple[PackRef, ...]] = field(default_factory=dict)
     redundancy: frozenset[str] = frozenset()  # Every key there.
     stripes: dict[str, Stripe] = field(default_factory=dict)
 
@@ -247,7 +245,7 @@ def _look_at_object(
         except (CorruptionError, FormatError) as error:
             note(f"It gets no redundancy: {error}")
             return
-        looking.manifests[member.id, key] = manifest
+        looking.packs[member.id, key] = manifest.packs
         for pack in manifest.packs:
             at = f"{lineage.prefix}/{pack.key}"
             if at in looking.lineages:
