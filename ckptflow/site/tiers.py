@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.tier import Tier
-from ckptflow.units import parse_bytes, parse_seconds
+from ckptflow.units import GIB, parse_bytes, parse_seconds
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -99,8 +99,31 @@ class SftpModel(AnyTier):
     timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
 
 
+CollectionId: TypeAlias = Annotated[str, Field(pattern=r"^[0-9A-Fa-f-]{36}$")]
+
+
+class GlobusModel(AnyTier):
+    """A folder on a collection of Globus, and the folder through which values pass."""
+
+    kind: Literal["globus"]
+    collection: CollectionId
+    path: Annotated[str, Field(pattern="^/")]
+    staging_collection: CollectionId
+    staging: Path
+    staging_path: Annotated[str | None, Field(pattern="^/")] = None
+    commit: Commit = "move"
+    deadline_s: Annotated[Seconds, Field(alias="deadline", gt=0)] = 3600.0
+    cache_bytes: Annotated[Bytes, Field(alias="cache", ge=0)] = 16 * GIB
+    data_access: list[CollectionId] = []
+
+    def below(self, folder: Path) -> GlobusModel:
+        """See `AnyTier.below`."""
+        return self.model_copy(update={"staging": folder / self.staging})
+
+
 TierModel: TypeAlias = Annotated[
-    PosixModel | MemoryModel | FilesystemModel | SftpModel, Field(discriminator="kind")
+    PosixModel | MemoryModel | FilesystemModel | SftpModel | GlobusModel,
+    Field(discriminator="kind"),
 ]
 
 TIER_KINDS: dict[str, type[AnyTier]] = {
@@ -108,6 +131,7 @@ TIER_KINDS: dict[str, type[AnyTier]] = {
     "memory": MemoryModel,
     "fsspec": FilesystemModel,
     "sftp": SftpModel,
+    "globus": GlobusModel,
 }
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)

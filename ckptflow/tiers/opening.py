@@ -19,9 +19,10 @@ _KINDS = {
     "memory": "ckptflow.tiers.memory:MemoryTier",
     "fsspec": "ckptflow.tiers.filesystem:FilesystemTier",
     "sftp": "ckptflow.tiers.sftp:SftpTier",
+    "globus": "ckptflow.tiers.globus:GlobusTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "sftp": "sftp"}
+_SCHEMES = {"file": "posix", "fsspec+…": "fsspec", "sftp": "sftp", "globus": "globus"}
 
 
 class Opens(Protocol):
