@@ -32,7 +32,7 @@ from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
 from ckptflow.tiers.numa import NODE_MAX
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.tier import Tier
-from ckptflow.units import parse_bytes, parse_seconds
+from ckptflow.units import GIB, parse_bytes, parse_seconds
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -231,6 +231,28 @@ class RedundantModel(AnyTier):
         return self.model_copy(update=update)
 
 
+CollectionId: TypeAlias = Annotated[str, Field(pattern=r"^[0-9A-Fa-f-]{36}$")]
+
+
+class GlobusModel(AnyTier):
+    """A folder on a collection of Globus, and the folder through which values pass."""
+
+    kind: Literal["globus"]
+    collection: CollectionId
+    path: Annotated[str, Field(pattern="^/")]
+    staging_collection: CollectionId
+    staging: Path
+    staging_path: Annotated[str | None, Field(pattern="^/")] = None
+    commit: Commit = "move"
+    deadline_s: Annotated[Seconds, Field(alias="deadline", gt=0)] = 3600.0
+    cache_bytes: Annotated[Bytes, Field(alias="cache", ge=0)] = 16 * GIB
+    data_access: list[CollectionId] = []
+
+    def below(self, folder: Path) -> Self:
+        """See `AnyTier.below`."""
+        return super().below(folder).model_copy(update={"staging": folder / self.staging})
+
+
 TierModel: TypeAlias = Annotated[
     PosixModel
     | MemoryModel
@@ -238,6 +260,7 @@ TierModel: TypeAlias = Annotated[
     | DeviceModel
     | FilesystemModel
     | SftpModel
+    | GlobusModel
     | PeerModel
     | RedundantModel,
     Field(discriminator="kind"),
@@ -250,6 +273,7 @@ TIER_KINDS: dict[str, type[AnyTier]] = {
     "shared_memory": SharedMemoryModel,
     "device": DeviceModel,
     "sftp": SftpModel,
+    "globus": GlobusModel,
     "peer": PeerModel,
     "redundant": RedundantModel,
 }

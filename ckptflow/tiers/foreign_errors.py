@@ -46,16 +46,16 @@ def translated(verb: str, key: str, where: str, secrets: frozenset[str]) -> Iter
     except Exception as error:  # noqa: BLE001 (code of others runs inside)
         said = str(error) or type(error).__name__
         reason = blot_out(f"{type(error).__name__}: {said}", secrets)
-        shown = _tier_error(verb, f"{verb} {key!r} on {where}", error, reason)
+        what = f"{verb} {key!r} on {where}"
+        shown: CheckpointError = os_error(what, error, reason)
+        if verb == "read" and _errno(error) in _ABSENT:
+            shown = NotFoundError(f"Cannot {what}: there is no such file.")
         raise shown from (None if said != blot_out(said, secrets) else error)
 
 
-def _tier_error(
-    verb: str, what: str, error: Exception, reason: str
-) -> TierError | NotFoundError:
-    number = _errno(error)
-    if number in _ABSENT and verb == "read":
-        return NotFoundError(f"Cannot {what}: there is no such file.")
+def os_error(what: str, error: Exception, reason: str | None = None) -> TierError:
+    """Return the error of a tier that an `OSError`, or a relative of one, amounts to."""
+    number, reason = _errno(error), reason or str(error)
     if number in _FULL:
         return TierFull(f"No room to {what}: {reason}. Prune the tier or free space.")
     if number in _DENIED:

@@ -27,6 +27,7 @@ _KINDS = {
     "device": "ckptflow.tiers.device:DeviceTier",
     "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
     "sftp": "ckptflow.tiers.sftp:SftpTier",
+    "globus": "ckptflow.tiers.globus:GlobusTier",
     "peer": "ckptflow.tiers.peer:PeerTier",
     "redundant": "ckptflow.store.redundancy.tier:RedundantTier",
 }
@@ -35,6 +36,7 @@ _SCHEMES = {
     "file": "posix",
     "fsspec+…": "fsspec",
     "sftp": "sftp",
+    "globus": "globus",
     "shm": "shared_memory",
     "peer": "peer",
 }
