@@ -19,6 +19,7 @@ from ckptflow.checkpointer.arguments import (
     check_budget,
     checked_objects,
     metrics_of,
+    notes_of,
     rules_of,
     step_of,
     tiers_of,
@@ -110,9 +111,10 @@ class Checkpointer:
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
         self._tickets: list[Ticket] = []
-        self._reported = 0
+        self._reported, self._closed = 0, False
         self._pace = Pace()
-        self._closed = False
+        for text in notes_of(self._lineage.tiers):
+            self._warn(text)
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._lineage.id}, attempt {self._history.attempt}>"

@@ -14,7 +14,7 @@ from ckptflow.model import STEP_MAX
 from ckptflow.policy.placement import TierRule
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.opening import open_store
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Placed, Tier
 
 
 def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
@@ -32,6 +32,11 @@ def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
     if len(set(names)) < len(names):
         raise ConfigError(f"Tiers are told apart by their names, and these are {names}.")
     return sorted(tiers, key=lambda tier: tier.level)
+
+
+def notes_of(tiers: Sequence[Tier]) -> list[str]:
+    """Return what is not as it was asked for, of all tiers that can tell."""
+    return [note for tier in tiers if isinstance(tier, Placed) for note in tier.notes]
 
 
 def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[TierRule]:

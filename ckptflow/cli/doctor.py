@@ -189,7 +189,7 @@ def _print(console: Console, found: Findings) -> None:
         ("allocation", found.slurm.allocation),
         ("packages", ", ".join(f"{name} {text}" for name, text in packages.items() if text)),
         ("not installed", ", ".join(name for name, text in packages.items() if not text)),
-        *[("tier", _tier(one)) for one in found.tiers],
+        *[row for one in found.tiers for row in _tier_rows(one)],
         ("tier", found.no_tiers),
     ]
     for name, text in rows:
@@ -199,6 +199,10 @@ def _print(console: Console, found: Findings) -> None:
     for one in found.tiers:
         if one.problem:
             console.print(Text(f"tier {one.tier!r}: {one.problem}", style="red"))
+
+
+def _tier_rows(one: Probe) -> list[tuple[str, str]]:
+    return [("tier", _tier(one)), ("", one.placement), *(("", note) for note in one.notes)]
 
 
 def _tier(one: Probe) -> str:

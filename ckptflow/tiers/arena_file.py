@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError, TierDenied, TierError, TierFull, TierUnavailable
@@ -161,6 +162,10 @@ def open_file(path: Path, size_bytes: int | None, *, node: int | None = None) ->
             descriptor = os.open(path, flags, 0o600)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(f"{path} is a link; remove it.") from error
+            raise
         try:
             mapped = _open_locked(descriptor, path, size_bytes, node)
         except BaseException:
@@ -229,6 +234,8 @@ def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
 def _allocate(descriptor: int, path: Path, size_bytes: int, node: int | None) -> mmap.mmap:
     """Give an empty file all of its memory, on a node if one is named."""
     try:
+        if size_bytes > psutil.virtual_memory().available:  # The file system would try, and
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))  # processes be killed.
         os.ftruncate(descriptor, 0)
         os.ftruncate(descriptor, size_bytes)
         memory = _map(descriptor, size_bytes)
@@ -249,9 +256,10 @@ def _refused(error: OSError, path: Path, size_bytes: int) -> TierError:
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
         room = os.statvfs(path.parent)
         free = format_bytes(room.f_bavail * room.f_frsize)
+        available = format_bytes(psutil.virtual_memory().available)
         return TierFull(
-            f"No room for {wanted}, {free} are free there. Give the tier less capacity, or "
-            f"another path."
+            f"No room for {wanted}: {free} are free there, and {available} of memory are "
+            f"available. Give the tier less capacity, or another path."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return TierDenied(f"May not allocate {wanted}: {error.strerror}.")

@@ -38,7 +38,7 @@ def why_not(node: int, nodes: Path = NODES) -> str:
         try:
             bind(page, node)
         except OSError as error:
-            return f"NUMA node {node} cannot be bound to: {error.strerror}"
+            return f"NUMA node {node} cannot be bound to: {error.strerror or error}"
     return ""
 
 

@@ -10,10 +10,10 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptflow.errors import CorruptionError, NotFoundError, TierError
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Placed, Tier
 from ckptflow.units import MIB
 
 PROBE_BYTES = 1 * MIB
@@ -30,6 +30,8 @@ class Probe:
         write_s: time until it was durable.
         read_s: time to read it back.
         problem: what went wrong; ``None`` if nothing did.
+        placement: where its bytes really are, if it can tell.
+        notes: what is not as it was asked for.
     """
 
     tier: str
@@ -38,6 +40,8 @@ class Probe:
     write_s: float
     read_s: float
     problem: str | None
+    placement: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def probe(
@@ -63,4 +67,7 @@ def probe(
         tier.delete(key)
     except (TierError, NotFoundError, CorruptionError) as error:
         problem = str(error)
-    return Probe(tier.name, tier.level, size_bytes, write_s, read_s, problem)
+    measured = Probe(tier.name, tier.level, size_bytes, write_s, read_s, problem)
+    if isinstance(tier, Placed) and problem is None:
+        return replace(measured, placement=tier.placement, notes=tier.notes)
+    return measured

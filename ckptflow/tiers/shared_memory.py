@@ -24,6 +24,7 @@ from ckptflow.errors import (
     ConfigError,
     CorruptionError,
     NotFoundError,
+    TierDenied,
     TierFull,
     TierUnavailable,
 )
@@ -356,11 +357,15 @@ class SharedMemoryTier:
         """Give the arena if there is one, and say in our words what goes wrong with it."""
         try:
             yield self._open()
-        except TimeoutError as error:
-            raise TierUnavailable(
-                f"Cannot {verb} {key!r} on tier {self._name!r} ({self._file}): {error} "
-                f"Is that process stopped?"
-            ) from error
+        except OSError as error:
+            where = f"{verb} {key!r} on tier {self._name!r} ({self._file})"
+            if isinstance(error, TimeoutError):
+                raise TierUnavailable(
+                    f"Cannot {where}: {error} Is that process stopped?"
+                ) from error
+            if isinstance(error, PermissionError):
+                raise TierDenied(f"May not {where}: {error}. Mend its rights.") from error
+            raise TierUnavailable(f"Cannot {where}: {error}.") from error
 
     def _open(self, *, make: bool = False) -> Mapped | None:
         """Return the arena; it is made when something is to be put into it."""

@@ -180,6 +180,21 @@ class Served(Protocol):
         ...
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A tier that may be elsewhere, or otherwise, than it was asked to be."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it was asked for, in sentences."""
+        ...
+
+    @property
+    def placement(self) -> str:
+        """Where the bytes really are, for people."""
+        ...
+
+
 def is_key_part(name: str) -> bool:
     """Tell whether ``name`` may stand between the slashes of a key."""
     return _PART.fullmatch(name) is not None

@@ -6,6 +6,8 @@ not matter to anything that is asserted.
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
 import subprocess
@@ -97,6 +99,27 @@ def test_a_killed_tasks_last_capture_is_restored_from_memory(
     with Checkpointer(disk) as ckpt:  # It is not there because the disk had it.
         ckpt.restore({"i": 0, "field": np.zeros(50_000)})
         assert (ckpt.restored_step or 0) < 21
+
+
+def test_a_killed_worker_goes_on_from_memory(tmp_path: Path) -> None:
+    script = PROGRAM.with_name("shared_memory_workflow.py")
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[2]), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    attempt, resumed, total = told["result"]
+    assert (attempt, resumed) == (3, 6)
+    assert total == pytest.approx(100 * 1.5**9)
+    steps = {int(key.rpartition("/")[2].split(".")[0]) for key in told["on_disk"]}
+    assert not steps & {3, 6}, "it was on disk, and says nothing about memory"
 
 
 def test_what_one_process_puts_another_one_has(arena: str) -> None:
