@@ -23,6 +23,8 @@ from ckptflow.errors import (
 )
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import ensure_store
+from ckptflow.store.guards import hold
+from ckptflow.store.rereading import consolidated, is_whole
 from ckptflow.store.verify import check_pack
 from ckptflow.tiers.tier import Tier
 
@@ -50,10 +52,34 @@ def copy_checkpoint(
     Raises:
         FlushError: an object could not be read from any source, or not be written.
     """
-    total = sum(pack.size_bytes for pack in manifest.packs)
-    done = copied = 0
     try:
         ensure_store(target)
+        if is_whole(target, manifest):  # Maybe consolidated meanwhile: that is not undone.
+            return 0
+        try:
+            return _copy(sources, target, manifest, on_copied)
+        except NotFoundError:
+            other = consolidated(sources, manifest)
+            if other is None:
+                raise
+            return _copy(sources, target, other, on_copied)
+    except (TierError, CorruptionError, NotFoundError) as error:
+        raise FlushError(
+            f"{lineage} {manifest.id} did not reach tier {target.name!r} (level "
+            f"{target.level}): {error}"
+        ) from error
+
+
+def _copy(
+    sources: Sequence[Tier],
+    target: Tier,
+    manifest: Manifest,
+    on_copied: Callable[[int, int], None],
+) -> int:
+    """Copy what is missing, and then the manifest; return how many bytes."""
+    lineage, total = manifest.lineage, sum(pack.size_bytes for pack in manifest.packs)
+    done = copied = 0
+    with hold(target, lineage, manifest.id, [pack.key for pack in manifest.packs]):
         for pack in manifest.packs:
             if not _is_there(target, lineage, pack):
                 _copy_pack(sources, target, lineage, pack)
@@ -62,11 +88,6 @@ def copy_checkpoint(
             on_copied(done, total)
         data = manifest_file.encode(manifest)
         target.put(f"{lineage.prefix}/{manifest.id.manifest_key}", [data])  # The commit there.
-    except (TierError, CorruptionError, NotFoundError) as error:
-        raise FlushError(
-            f"{lineage} {manifest.id} did not reach tier {target.name!r} (level "
-            f"{target.level}): {error}"
-        ) from error
     return copied + len(data)
 
 

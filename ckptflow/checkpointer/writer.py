@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base
 from ckptflow.store.packing import Packing
 from ckptflow.store.prune import prune
@@ -68,7 +69,8 @@ class Writer:
             the first commit. ``None`` if that is said already.
         bases: per tier name, what the first delta there is diffed against.
         packing: how states are compared and stored.
-        retention: what stays on every tier.
+        retention: what stays, by the name of the tier.
+        proven: checkpoints that this process has read as a whole and found sound.
         on_durable: told how long a save took, in seconds, when it is committed.
     """
 
@@ -80,14 +82,16 @@ class Writer:
         record_resume: Callable[[], None] | None,
         bases: Mapping[str, Base],
         packing: Packing,
-        retention: Retention,
+        retention: Mapping[str, Retention],
+        proven: Collection[CheckpointId] = (),
         on_durable: Callable[[float], None],
     ) -> None:
         self._lineage, self._attempt = lineage, attempt
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._submitted = self._finished = 0  # Each is changed by one thread only.
-        self._packing, self._retention = packing, retention
+        self._packing, self._retention, self._proven = packing, retention, proven
+        self._known = {tier.name: Known() for tier in lineage.tiers}
         self._parent: Captured | None = None  # The last snapshot, kept for deltas on it,
         self._parent_in_use = False  # which are being made.
         self._parent_lock = threading.Lock()
@@ -269,13 +273,21 @@ class Writer:
             self._fail(ticket, error)
 
     def _prune(self, tier: Tier) -> None:
-        if self._retention.newest is None:
+        retention = self._retention[tier.name]
+        if retention.keeps_all:
             return  # All are kept, and to look at all after each save would cost more and more.
         try:
             # Whoever was overtaken does not know any more what others still need.
             self._lineage.check_fence(self._attempt)
             with self._tier_locks[tier.name]:
-                prune(self._lineage, tier, self._retention, in_flight=list(self._in_flight))
+                prune(
+                    self._lineage,
+                    tier,
+                    retention,
+                    in_flight=list(self._in_flight),
+                    proven=self._proven,
+                    known=self._known[tier.name],
+                )
         except FencedError as error:
             self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.

@@ -52,6 +52,7 @@ app.command("verify")(reading.verify_command)
 app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
+app.command("consolidate")(upkeep.consolidate_command)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

@@ -17,6 +17,7 @@ from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, Tie
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.copies import open_pack
+from ckptflow.store.rereading import consolidated
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root
 from ckptflow.tiers.tier import Tier
@@ -46,13 +47,22 @@ def verify(lineage: Lineage, found: Found) -> list[CopyReport]:
 
 
 def verify_copy(tier: Tier, lineage: Lineage, checkpoint: CheckpointId) -> CopyReport:
-    """Check the copy of a checkpoint on one tier."""
+    """Check the copy of a checkpoint on one tier; again, if it was replaced meanwhile."""
+    while True:
+        report, manifest = _verify_once(tier, lineage, checkpoint)
+        if report.sound or manifest is None or consolidated([tier], manifest) is None:
+            return report
+
+
+def _verify_once(
+    tier: Tier, lineage: Lineage, checkpoint: CheckpointId
+) -> tuple[CopyReport, Manifest | None]:
     problems: list[str] = []
     try:
         manifest = lineage.manifest_on(tier, checkpoint)
         checked_bytes = tier.size(f"{lineage.id.prefix}/{checkpoint.manifest_key}")
     except CheckpointError as error:
-        return CopyReport(checkpoint, tier.name, 0, (str(error),))
+        return CopyReport(checkpoint, tier.name, 0, (str(error),)), None
     for ref in manifest.packs:
         try:
             problems += _frame_problems(tier, lineage.id, ref)
@@ -63,7 +73,7 @@ def verify_copy(tier: Tier, lineage: Lineage, checkpoint: CheckpointId) -> CopyR
         problems.append(f"The root of {lineage.id} {checkpoint} is not that of its regions.")
     if not problems:
         problems += _root_problems(tier, manifest)
-    return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems))
+    return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems)), manifest
 
 
 def check_pack(stored: bytes, ref: PackRef, *, where: str) -> None:

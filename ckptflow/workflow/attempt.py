@@ -38,7 +38,7 @@ import dill  # type: ignore[import-untyped]
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.policy.interval import Interval
-from ckptflow.policy.retention import Retention
+from ckptflow.policy.retention import Keep
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.tier import Tier
@@ -83,7 +83,7 @@ class TaskSpec:
     session: str
     tiers: str
     every: str | int | Interval | None
-    keep: str | int | Retention | None
+    keep: Keep
     packing: str | Packing | None
     flush_every: Mapping[str, int]
     ends_at_s: float | None
