@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from ckptflow.checkpointer.arguments import (
     check_budget,
     checked_objects,
+    kept_on,
     metrics_of,
     notes_of,
     rules_of,
@@ -42,7 +43,7 @@ from ckptflow.flush import Flushing, copy_checkpoint, parse_flushing
 from ckptflow.model import Export, LineageId, Manifest
 from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import plan
-from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.policy.retention import Keep
 from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage
 from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.tiers.tier import Tier
@@ -69,7 +70,7 @@ class Checkpointer:
         every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
             ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`. By default as
             often as it costs no more than 3.5 % of the time.
-        keep: how many of the newest, or ``"newest=3,best=loss:min:2"``, or a `Retention`.
+        keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         flushing: how they are copied: ``"agent"`` leaves it to a process of the node, so that
             neither the end of the task nor its death waits for it or loses it; or a `Flushing`.
@@ -88,7 +89,7 @@ class Checkpointer:
         run: str = "default",
         task: str = "main",
         every: str | int | Interval | None = None,
-        keep: int | str | Retention | None = None,
+        keep: Keep = None,
         flush_every: Mapping[str, int] | None = None,
         flushing: str | Flushing | None = None,
         budget_bytes: int | None = None,
@@ -101,7 +102,7 @@ class Checkpointer:
         check_budget(budget_bytes)
         self.notes: list[str] = []
         self._lineage = Lineage(tiers_of(store), LineageId(run, task), note=self._note)
-        self._interval, self._retention = parse_interval(every), parse_retention(keep)
+        self._interval, self._retention = parse_interval(every), kept_on(self._lineage, keep)
         self._rules = rules_of(self._lineage.tiers, flush_every or {})
         self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
         self._flushing = parse_flushing(flushing)
@@ -450,6 +451,7 @@ class Checkpointer:
                 bases=self._history.bases(),
                 packing=self._packing,
                 retention=self._retention,
+                proven=self._history.proven(),
                 on_durable=self._pace.durable,
                 flushing=self._flushing,
             )

@@ -12,6 +12,8 @@ from typing import Any
 from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
 from ckptflow.policy.placement import TierRule
+from ckptflow.policy.retention import Keep, Retention, retention_by_tier
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.opening import open_store
 from ckptflow.tiers.tier import Placed, Tier
@@ -51,6 +53,15 @@ def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[Tier
     return [
         TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
     ]
+
+
+def kept_on(lineage: Lineage, keep: Keep) -> dict[str, Retention]:
+    """Return what stays, by the name of the tier.
+
+    Raises:
+        ConfigError: it is no short form, or names a tier that is not there.
+    """
+    return retention_by_tier(keep, [tier.name for tier in lineage.tiers])
 
 
 def check_budget(budget_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ckptflow.errors import ConfigError, NotFoundError, TierError
+from ckptflow.model import CheckpointId
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.memory import Base
 from ckptflow.store.resume import Restored, restore_newest
@@ -82,6 +83,10 @@ class History:
         return self._attached and any(
             one.attempt == self.attempt and one.resume for one in self.lineage.attempts()
         )
+
+    def proven(self) -> list[CheckpointId]:
+        """Return the checkpoint that was restored, and so read as a whole and found sound."""
+        return [self.restored.id] if self.restored else []
 
     def bases(self) -> dict[str, Base]:
         """Return what was restored, by the name of each tier that holds all of it."""

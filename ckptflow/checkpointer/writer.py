@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base
 from ckptflow.store.packing import Packing
 from ckptflow.store.prune import prune
@@ -69,7 +70,8 @@ class Writer:
             the first commit. ``None`` if that is said already.
         bases: per tier name, what the first delta there is diffed against.
         packing: how states are compared and stored.
-        retention: what stays on every tier.
+        retention: what stays, by the name of the tier.
+        proven: checkpoints that this process has read as a whole and found sound.
         on_durable: told how long a save took, in seconds, when it is committed.
         flushing: how checkpoints are copied outward.
     """
@@ -82,7 +84,8 @@ class Writer:
         record_resume: Callable[[], None] | None,
         bases: Mapping[str, Base],
         packing: Packing,
-        retention: Retention,
+        retention: Mapping[str, Retention],
+        proven: Collection[CheckpointId] = (),
         on_durable: Callable[[float], None],
         flushing: Flushing | None = None,
     ) -> None:
@@ -90,7 +93,8 @@ class Writer:
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._submitted = self._finished = 0  # Each is changed by one thread only.
-        self._packing, self._retention = packing, retention
+        self._packing, self._retention, self._proven = packing, retention, proven
+        self._known = {tier.name: Known() for tier in lineage.tiers}
         self._parent: Captured | None = None  # The last snapshot, kept for deltas on it,
         self._parent_in_use = False  # which are being made.
         self._parent_lock = threading.Lock()
@@ -254,7 +258,9 @@ class Writer:
             self._in_flight[manifest.id] = len(targets)
             for target in targets:
                 done = partial(self._flushed, request.ticket, target, manifest.id)
-                self._flusher.submit(FlushRequest(manifest, target, done, self._retention))
+                self._flusher.submit(
+                    FlushRequest(manifest, target, done, self._retention[target.name])
+                )
         self._prune(tier)
 
     def _flushed(
@@ -274,7 +280,8 @@ class Writer:
             self._fail(ticket, error)
 
     def _prune(self, tier: Tier) -> None:
-        if self._retention.newest is None:
+        retention = self._retention[tier.name]
+        if retention.keeps_all:
             return  # All are kept, and to look at all after each save would cost more and more.
         try:
             # Whoever was overtaken does not know any more what others still need.
@@ -282,7 +289,14 @@ class Writer:
             with self._tier_locks[tier.name]:
                 # Those of an attempt before this one may be on their way, too.
                 in_flight = {*self._in_flight, *self._flusher.in_flight(self._lineage.id)}
-                prune(self._lineage, tier, self._retention, in_flight=in_flight)
+                prune(
+                    self._lineage,
+                    tier,
+                    retention,
+                    in_flight=in_flight,
+                    proven=self._proven,
+                    known=self._known[tier.name],
+                )
         except FencedError as error:
             self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.

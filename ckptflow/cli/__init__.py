@@ -58,6 +58,7 @@ app.add_typer(keys.keys, name="key")
 app.command("flushes")(flushing.flushes)
 app.command("scavenge")(flushing.scavenge_command)
 app.command("agent")(flushing.agent)
+app.command("consolidate")(upkeep.consolidate_command)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

@@ -26,6 +26,8 @@ from ckptflow.errors import (
 from ckptflow.flush.limits import Bandwidth, ByteBudget
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.catalog import ensure_store
+from ckptflow.store.guards import hold
+from ckptflow.store.rereading import consolidated, is_whole
 from ckptflow.store.verify import check_pack
 from ckptflow.tiers.tier import Tier
 
@@ -153,59 +155,40 @@ class _Copy:
     def run(self, manifest: Manifest) -> int:
         """Copy it; see `copy_checkpoint`."""
         ensure_store(self._target)
-        if self._is_whole(manifest):
+        if is_whole(self._target, manifest):  # Maybe consolidated there: that is not undone.
             self._on_copied(*(2 * [sum(pack.size_bytes for pack in manifest.packs)]))
             return 0
         try:
-            self._bring(manifest)
+            return self._copy_all(manifest)
         except NotFoundError:
-            # Consolidation may have put another manifest of the checkpoint, with other packs.
-            renewed = self._read_again(manifest)
-            if renewed is None or renewed.packs == manifest.packs:
+            other = consolidated(self._sources, manifest)
+            if other is None:
                 raise
-            manifest = renewed
+            return self._copy_all(other)
+
+    def _copy_all(self, manifest: Manifest) -> int:
+        """Copy what is missing, and then the manifest; return how many bytes."""
+        packs = [pack.key for pack in manifest.packs]
+        with hold(self._target, self._lineage, manifest.id, packs):
             self._bring(manifest)
-        self._check_cancelled()
-        data = manifest_file.encode(manifest)
-        key = f"{self._lineage.prefix}/{manifest.id.manifest_key}"
-        self._target.put(key, [data])  # The commit there.
+            self._check_cancelled()
+            data = manifest_file.encode(manifest)
+            key = f"{self._lineage.prefix}/{manifest.id.manifest_key}"
+            self._target.put(key, [data])  # The commit there.
         return self._copied_bytes + len(data)
-
-    def _is_whole(self, manifest: Manifest) -> bool:
-        """Tell whether the target has the checkpoint, in these packs or consolidated."""
-        try:
-            there = manifest_on(self._target, self._lineage, manifest.id)
-        except (NotFoundError, CorruptionError):
-            return False
-        return there.root == manifest.root and all(map(self._is_there, there.packs))
-
-    def _read_again(self, manifest: Manifest) -> Manifest | None:
-        for source in self._sources:
-            try:
-                found = manifest_on(source, self._lineage, manifest.id)
-            except _FAILED:
-                continue
-            if found.root == manifest.root:
-                return found
-        return None
 
     def _bring(self, manifest: Manifest) -> None:
         """Make the target hold every pack of a manifest."""
         self._done_bytes = 0
         self._total_bytes = sum(pack.size_bytes for pack in manifest.packs)
-        were_there: list[PackRef] = []
 
         def bring(pack: PackRef) -> None:
             self._check_cancelled()
-            if self._is_there(pack):
-                were_there.append(pack)
-            else:
+            if not self._is_there(pack):
                 self._copy(pack)
             self._report(pack)
 
         self._each(manifest.packs, bring)
-        # A prune of the target may have taken one before the manifest could claim it.
-        self._each([pack for pack in were_there if not self._is_there(pack)], self._copy)
 
     def _each(self, packs: Sequence[PackRef], move: Callable[[PackRef], None]) -> None:
         if self._transport and packs:

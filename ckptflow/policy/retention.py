@@ -221,6 +221,33 @@ def parse_retention(retention: int | str | Retention | None) -> Retention:
     )
 
 
+Rules: TypeAlias = int | str | Retention
+Keep: TypeAlias = Rules | Mapping[str, Rules] | None
+
+
+def retention_by_tier(keep: Keep, tiers: Sequence[str] | None) -> dict[str, Retention]:
+    """Return what each tier keeps: the same, or by name where ``keep`` is a table.
+
+    A tier that the table does not name keeps the newest two.
+
+    Args:
+        keep: a short form, as `parse_retention` takes it; or one for each of some tiers.
+        tiers: names of the tiers; ``None`` if they are not known yet, then only the forms are
+            checked.
+
+    Raises:
+        ConfigError: something is no short form, or a tier of the table is not there.
+    """
+    if not isinstance(keep, Mapping):
+        return dict.fromkeys(tiers or (), parse_retention(keep))
+    named = {name: parse_retention(rules) for name, rules in keep.items()}
+    if tiers is None:
+        return named
+    if unknown := sorted(named.keys() - set(tiers)):
+        raise ConfigError(f"keep names {unknown[0]!r}; the tiers are {list(tiers)}.")
+    return {name: named.get(name, Retention()) for name in tiers}
+
+
 _EVERY, _BEST, _NEWEST = range(3)  # What a checkpoint is worth, by the rule that keeps it.
 _Reasons: TypeAlias = "defaultdict[CheckpointId, list[tuple[int, str]]]"
 

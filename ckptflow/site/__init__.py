@@ -27,7 +27,7 @@ from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
 from ckptflow.flush.options import NICE_MAX, STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
-from ckptflow.policy.retention import parse_retention
+from ckptflow.policy.retention import retention_by_tier
 from ckptflow.site.finding import (
     explain,
     find_site,
@@ -57,7 +57,7 @@ class PolicyModel(Strict):
     """When tasks save, what they keep, and which checkpoints reach which tier."""
 
     every: str | int | None = None
-    keep: str | int | None = None
+    keep: str | int | dict[str, str | int] | None = None
     packing: str | None = None
     flush_every: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
 
@@ -69,9 +69,16 @@ class PolicyModel(Strict):
 
     @field_validator("keep")
     @classmethod
-    def _keep(cls, keep: str | int | None) -> str | int | None:
-        parse_retention(keep)
+    def _keep(
+        cls, keep: str | int | dict[str, str | int] | None
+    ) -> str | int | dict[str, str | int] | None:
+        retention_by_tier(keep, None)
         return keep
+
+    def of_one_tier(self) -> PolicyModel:
+        """Return this policy without what it says of single tiers."""
+        keep = None if isinstance(self.keep, dict) else self.keep
+        return self.model_copy(update={"flush_every": {}, "keep": keep})
 
     @field_validator("packing")
     @classmethod
@@ -151,11 +158,12 @@ class Site(Strict):
         if doubled:
             raise ValueError(f"two tiers have the name {doubled[0]!r}")
         for policy in (self.policy, *self.policies.values()):
-            unknown = sorted(set(policy.flush_every) - set(names))
-            if unknown:
-                raise ValueError(
-                    f"flush_every names {unknown[0]!r}, which is no tier of the site"
-                )
+            kept = policy.keep if isinstance(policy.keep, dict) else {}
+            for key, named in (("flush_every", policy.flush_every), ("keep", kept)):
+                if unknown := sorted(set(named) - set(names)):
+                    raise ValueError(
+                        f"{key} names {unknown[0]!r}, which is no tier of the site"
+                    )
         in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
         if self.executor.kind == "htex" and in_memory:
             raise ValueError(
@@ -194,15 +202,11 @@ class Site(Strict):
     def with_store(self, store: str | Path) -> Site:
         """Return this site with one folder as its only tier, and its runs beside it."""
         tier = PosixModel(kind="posix", name="store", path=Path(store).absolute(), level=3)
-        policies = {
-            name: policy.model_copy(update={"flush_every": {}})
-            for name, policy in self.policies.items()
-        }
         update = {
             "tiers": (tier,),
             "run_dir": None,
-            "policy": self.policy.model_copy(update={"flush_every": {}}),
-            "policies": policies,
+            "policy": self.policy.of_one_tier(),
+            "policies": {name: one.of_one_tier() for name, one in self.policies.items()},
         }
         return self.model_copy(update=update)
 

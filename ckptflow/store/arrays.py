@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from ckptflow.data.arrays import ArraySpec, array_from
 from ckptflow.data.leaves import Node
 from ckptflow.data.tree import iter_arrays, iter_plain
-from ckptflow.errors import FormatError, NotFoundError
+from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import ExtentTable, Manifest, RegionEntry
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.rereading import consolidated
 from ckptflow.store.restore import read_checkpoint
 
 Part = Literal["state", "rng"]
@@ -98,7 +99,17 @@ class StoredArrays:
         return self.specs[name]
 
     def _read_region(self, number: int) -> memoryview:
-        part = restrict(self.manifest, number)
+        try:
+            return self._read_from(self.manifest, number)
+        except CorruptionError:  # Its packs may have gone with a consolidation.
+            other = consolidated(self.lineage.tiers, self.manifest)
+            if other is None:
+                raise
+            self.manifest = other
+            return self._read_from(other, number)
+
+    def _read_from(self, manifest: Manifest, number: int) -> memoryview:
+        part = restrict(manifest, number)
         buffer = memoryview(bytearray(part.regions[0].size_bytes))
         read_checkpoint(self.lineage.tiers, part, [buffer], note=self._note)
         return buffer.toreadonly()

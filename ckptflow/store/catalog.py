@@ -474,18 +474,6 @@ def check_store(tier: Tier) -> bool:
     return True
 
 
-def store_id(tier: Tier) -> str | None:
-    """Return the random id of the store on a tier, or ``None`` if there is none.
-
-    Raises:
-        FormatError: it is a store of a newer version.
-        TierError: it could not be read.
-    """
-    if not check_store(tier):
-        return None
-    return str(json.loads(tier.get(STORE_KEY)).get("store"))
-
-
 def ensure_store(tier: Tier) -> None:
     """Make ``tier`` a store if it is not one."""
     if not check_store(tier):

@@ -234,7 +234,12 @@ def _candidate(one: Here) -> Candidate:
 
 def _held(tier: Tier) -> Collection[str]:
     """Return keys of packs that stay, since other nodes' checkpoints are rebuilt with them."""
-    return held_keys(tier, store_id(tier)) if tier.level < SHARED_LEVEL else ()
+    if tier.level >= SHARED_LEVEL:
+        return ()
+    try:
+        return held_keys(tier, store_id(tier))
+    except NotFoundError:  # No store, no member.
+        return ()
 
 
 def _size(tier: Tier, key: str) -> int:

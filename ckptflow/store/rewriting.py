@@ -28,7 +28,7 @@ from ckptflow.store.planning.drafting import GATHERED
 from ckptflow.store.planning.plan import THREADS_MAX
 from ckptflow.units import KIB
 
-CHOSEN_FROM_BYTES = 64 * KIB  # Smaller regions share frames; larger ones have an encoding.
+CHOSEN_FROM_BYTES = 64 * KIB  # Larger regions have an encoding; the others share frames.
 
 _SHRUNK = 0.8  # A checkpoint stored in less than this was to be small, and stays so.
 
@@ -58,7 +58,7 @@ def choose_encodings(old: Manifest, reader: PartialReader) -> Encodings:
     goal: Goal = "small" if stored < _SHRUNK * plain else "auto"
     item_bytes = item_bytes_by_region(old.structure)
     for number, entry in enumerate(old.regions):
-        if entry.size_bytes < CHOSEN_FROM_BYTES:
+        if entry.size_bytes <= CHOSEN_FROM_BYTES:
             continue
         item = item_bytes.get(number, 1)
         starts, sizes = np.array(sample_ranges(entry.size_bytes, item), np.uint64).T

@@ -19,6 +19,7 @@ from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.checking.packs import PackChecker, check_pack
 from ckptflow.store.checking.roots import RootChecker
 from ckptflow.store.checking.sample import ALL, Sample, parse_sample
+from ckptflow.store.rereading import consolidated
 from ckptflow.store.save import checkpoint_root
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
@@ -101,13 +102,22 @@ class Verifier:
         self._roots = RootChecker(tier, pool, window_bytes=memory_bytes // 4)
 
     def check(self, checkpoint: CheckpointId) -> CopyReport:
-        """Check one copy: manifest, packs, and, unless it is a sample, the state's roots."""
+        """Check one copy: manifest, packs, and, unless it is a sample, the state's roots.
+
+        Again, if it was consolidated meanwhile.
+        """
+        while True:
+            report, manifest = self._check_once(checkpoint)
+            if report.sound or manifest is None or consolidated([self._tier], manifest) is None:
+                return report
+
+    def _check_once(self, checkpoint: CheckpointId) -> tuple[CopyReport, Manifest | None]:
         tier, key = self._tier, f"{self._lineage.id.prefix}/{checkpoint.manifest_key}"
         try:
             manifest = self._lineage.manifest_on(tier, checkpoint)
             checked_bytes = manifest_bytes = tier.size(key)
         except CheckpointError as error:
-            return CopyReport(checkpoint, tier.name, 0, (str(error),))
+            return CopyReport(checkpoint, tier.name, 0, (str(error),)), None
         problems: list[str] = []
         for ref in manifest.packs:
             found = self.packs.check(ref)
@@ -120,7 +130,8 @@ class Verifier:
         if not problems and self._sample.is_all:
             problems += self._root_problems(manifest)
         stored_bytes = manifest_bytes + sum(ref.size_bytes for ref in manifest.packs)
-        return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems), stored_bytes)
+        report = CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems), stored_bytes)
+        return report, manifest
 
     def _root_problems(self, manifest: Manifest) -> list[str]:
         try:

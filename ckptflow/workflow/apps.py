@@ -22,7 +22,7 @@ from parsl.app.python import PythonApp
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.interval import Interval, parse_interval
-from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.policy.retention import Keep, retention_by_tier
 from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.workflow.active import current_run
 from ckptflow.workflow.attempt import TaskFunction
@@ -68,14 +68,14 @@ class App:
         ignore_for_cache: Sequence[str] | None = None,
         key: Sequence[str] | str | None = None,
         every: str | int | Interval | None = None,
-        keep: str | int | Retention | None = None,
+        keep: Keep = None,
         packing: str | Packing | None = None,
         policy: str | None = None,
     ) -> None:
         if not inspect.isfunction(function):
             raise ConfigError(f"An app is made of a function, not of {function!r}.")
         parse_interval(every)
-        parse_retention(keep)
+        retention_by_tier(keep, None)
         parse_packing(packing)
         functools.update_wrapper(self, function)
         self.function = kind(function, identity_of(function, key))
@@ -126,7 +126,7 @@ def python_app(
     *,
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
-    keep: str | int | Retention | None = None,
+    keep: Keep = None,
     packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> Decorator: ...
@@ -141,7 +141,7 @@ def python_app(
     *,
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
-    keep: str | int | Retention | None = None,
+    keep: Keep = None,
     packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> App | Decorator:
@@ -192,7 +192,7 @@ def bash_app(
     *,
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
-    keep: str | int | Retention | None = None,
+    keep: Keep = None,
     packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> Decorator: ...
@@ -207,7 +207,7 @@ def bash_app(
     *,
     key: Sequence[str] | str | None = None,
     every: str | int | Interval | None = None,
-    keep: str | int | Retention | None = None,
+    keep: Keep = None,
     packing: str | Packing | None = None,
     policy: str | None = None,
 ) -> App | Decorator:

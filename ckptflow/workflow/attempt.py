@@ -39,7 +39,7 @@ from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.flush import Flushing
 from ckptflow.policy.interval import Interval
-from ckptflow.policy.retention import Retention
+from ckptflow.policy.retention import Keep
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.tier import Tier
@@ -85,7 +85,7 @@ class TaskSpec:
     session: str
     tiers: str
     every: str | int | Interval | None
-    keep: str | int | Retention | None
+    keep: Keep
     packing: str | Packing | None
     flush_every: Mapping[str, int]
     flushing: Flushing

@@ -206,6 +206,8 @@ def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
 
 def _plain(policy: object) -> object:
     """Return a policy in its short form; all of them have one."""
+    if isinstance(policy, Mapping):  # One for each of some tiers.
+        return {name: _plain(one) for name, one in policy.items()}
     return policy if policy is None or isinstance(policy, str | int) else str(policy)
 
 

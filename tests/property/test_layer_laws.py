@@ -35,8 +35,10 @@ from ckptflow.data.filters import Filter
 from ckptflow.data.frames import Encoding
 from ckptflow.model import FILL, KEEP, CheckpointId, DeltaOp, LineageId, Manifest
 from ckptflow.store import memory as memory_module
-from ckptflow.store.catalog import ensure_store
+from ckptflow.store import partial, rewriting
+from ckptflow.store.catalog import Lineage, ensure_store
 from ckptflow.store.checking.roots import RootChecker
+from ckptflow.store.consolidate import consolidate
 from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.planning import changes, drafting, layout, pieces, plan, repeats, wear
 from ckptflow.store.planning.choice import DELTA_BOUNDS
@@ -397,6 +399,51 @@ def test_the_independent_reader_agrees(
         there = {c.step: c for c in reader.checkpoints(Path(folder), "exp", "task")}
         for manifest, state in life.saved:
             document, regions = reader.read_regions(there[manifest.id.step])
+            names = [region["name"] for region in document["regions"]]
+            assert dict(zip(names, map(bytes, regions), strict=True)) == state
+
+
+@settings(max_examples=max(10, settings().max_examples // 2), deadline=None)
+@given(
+    setting=settings_of_lives(),
+    steps=STEPS,
+    part_bytes=st.sampled_from([16, 100, 512, 1 << 20]),
+    chosen_from=st.sampled_from([0, 300, 1 << 20]),
+)
+def test_what_was_consolidated_is_the_whole_copy_in_its_own_packs(
+    setting: Setting,
+    steps: list[tuple[list[Event], Event | None]],
+    part_bytes: int,
+    chosen_from: int,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tier = PosixTier(Path(folder), name="disk")
+        ensure_store(tier)
+        life, lineage = Life(tier, setting), Lineage([tier], LINEAGE)
+        life.live(steps)
+        with (
+            limits(setting),
+            mock.patch.object(partial, "PART_BYTES", part_bytes),
+            mock.patch.multiple(
+                rewriting, PART_BYTES=part_bytes, CHOSEN_FROM_BYTES=chosen_from
+            ),
+        ):
+            for before, _ in life.saved:
+                consolidate(lineage, tier, before.id, force=True)
+        manifests = {m.id: lineage.manifest_on(tier, m.id) for m, _ in life.saved}
+        needed = {life.where(pack.key) for m in manifests.values() for pack in m.packs}
+        for key in set(tier.iter_keys(f"{LINEAGE.prefix}/packs")) - needed:
+            tier.delete(key)
+        there = {c.step: c for c in reader.checkpoints(Path(folder), "exp", "task")}
+        for before, state in life.saved:
+            after = manifests[before.id]
+            assert read(tier, after) == state
+            assert after.own_packs == after.packs
+            assert not any(entry.deltas for entry in after.regions)
+            assert (after.root, after.created, after.metrics, after.structure) == (
+                (before.root, before.created, before.metrics, before.structure)
+            )
+            document, regions = reader.read_regions(there[before.id.step])
             names = [region["name"] for region in document["regions"]]
             assert dict(zip(names, map(bytes, regions), strict=True)) == state
 

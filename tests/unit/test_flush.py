@@ -99,7 +99,8 @@ def test_packs_come_before_the_manifest(near: MemoryTier, far: MemoryTier) -> No
     log: list[str] = []
     watched = FaultyTier(far, lambda op, key: log.append(key) if op == "put" else None)
     copy([near], watched)
-    *before, last = log
+    first, *before, last = log
+    assert "/guards/" in first  # No prune over there deletes what no manifest names yet.
     assert before
     assert all("/packs/" in key for key in before)
     assert last == PREFIX + CheckpointId(3, 1).manifest_key
@@ -124,10 +125,14 @@ def test_a_crash_before_any_change_leaves_no_half_checkpoint(
         target = MemoryTier("far", level=3)
         with pytest.raises(Crash):
             copy([near], CrashingTier(target, crash_at=crash_at))
-        assert steps_on(target) == []
+        committed = crash_at == counting.changes - 1  # All that lacks is the hold's end.
+        assert steps_on(target) == ([3] if committed else [])
         copy([near], target)
         assert steps_on(target) == [3]
-        assert objects(target) == objects(counting.inner)
+        left = objects(target)
+        assert {key: left[key] for key in left if "/guards/" not in key} == objects(
+            counting.inner
+        )
 
 
 def test_a_copy_can_be_repeated(near: MemoryTier, far: MemoryTier) -> None:

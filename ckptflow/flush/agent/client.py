@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ckptflow.errors import CheckpointError, ConfigError, FlushError, FormatError, TierError
+from ckptflow.errors import (
+    CheckpointError,
+    ConfigError,
+    FlushError,
+    FormatError,
+    NotFoundError,
+    TierError,
+)
 from ckptflow.flush.agent.folder import held, make_agent_folder, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
 from ckptflow.flush.agent.protocol import Message, receive, send
@@ -278,8 +285,9 @@ class AgentFlusher:
             try:
                 if tier is target:
                     ensure_store(tier)
-                if (found := store_id(tier)) is not None:
-                    self._ids[tier.name] = found
+                self._ids[tier.name] = store_id(tier)
+            except NotFoundError:  # It will be one when something is put there.
+                continue
             except CheckpointError as error:
                 known = Ledger(self.folder).stores().get(tier.name)
                 if known is not None:  # Others, with the same specs, have seen it before.

@@ -26,7 +26,7 @@ from ckptflow.errors import (
     NotFoundError,
     TierError,
 )
-from ckptflow.model import LINEAGES, CheckpointId
+from ckptflow.model import CheckpointId
 from ckptflow.store.redundancy.coding import UNREADABLE, read_object
 from ckptflow.store.redundancy.meeting import Meeting
 from ckptflow.store.redundancy.neighbour import Neighbour
@@ -174,8 +174,9 @@ class RedundantTier:
         )
 
     def delete(self, key: str) -> None:
-        """Do nothing: an object goes when its member gives it up. See `tidy`."""
-        check_key(key)
+        """See `Tier.delete`; what is coded stays until its member gives it up, see `tidy`."""
+        if not _is_coded(check_key(key)):
+            self.own.delete(key)
 
     # --- reading ---
 
@@ -217,8 +218,10 @@ class RedundantTier:
         return stripe.data[number].size_bytes
 
     def iter_keys(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_keys`: the keys of which there is a stripe."""
-        check_key(prefix, prefix=True)
+        """See `Tier.iter_keys`: the keys of which there is a stripe; of notices, our own."""
+        if check_key(prefix, prefix=True).endswith("/guards"):
+            yield from self.own.iter_keys(prefix)
+            return
         start = f"{prefix}/" if prefix else ""
         yield from sorted(key for key in self._look().pieces if key.startswith(start))
 
@@ -364,4 +367,5 @@ class RedundantTier:
 
 
 def _is_coded(key: str) -> bool:
-    return key.startswith(f"{LINEAGES}/")
+    """Tell whether stripes are made of such objects; others are this node's own affair."""
+    return parse_object_key(key) is not None
