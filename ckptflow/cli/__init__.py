@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, lists, reading, runs, soundness, upkeep
+from ckptflow.cli import doctor, lists, moving, reading, runs, soundness, upkeep
 
 app = typer.Typer(
     name="ckptflow",
@@ -54,6 +54,9 @@ app.command("quarantine")(soundness.quarantine_command)
 app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
+app.command("copy")(moving.copy_command)
+app.command("archive")(moving.archive_command)
+app.command("import")(moving.import_command)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

@@ -237,8 +237,8 @@ GLOSSARY = (
     "state, region, chunk, cell, digest, extent, fill, repeat, snapshot, pack, frame, filter, "
     "encoding, packing, goal, manifest, commit, checkpoint, lineage, parent, full, delta, "
     "delta layer, consolidate, step, tier, level, copy, flush, fetch, scavenge, partner copy, "
-    "redundancy set, failure group, prune, verify, repair, spare, quarantine, restore, restart, "
-    "resume, allocation, run, task, attempt, MTBF, RPO, RTO"
+    "redundancy set, failure group, prune, verify, repair, spare, quarantine, restore, "
+    "restart, resume, allocation, run, task, attempt, MTBF, RPO, RTO"
 )
 
 
