@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, flushing, keys, lists, reading, runs, soundness, upkeep
+from ckptflow.cli import doctor, flushing, keys, lists, moving, reading, runs, soundness, upkeep
 
 app = typer.Typer(
     name="ckptflow",
@@ -59,6 +59,9 @@ app.command("flushes")(flushing.flushes)
 app.command("scavenge")(flushing.scavenge_command)
 app.command("agent")(flushing.agent)
 app.command("consolidate")(upkeep.consolidate_command)
+app.command("copy")(moving.copy_command)
+app.command("archive")(moving.archive_command)
+app.command("import")(moving.import_command)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(runs.demo)
 

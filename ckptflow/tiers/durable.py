@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from typing_extensions import Buffer
 
@@ -33,6 +34,22 @@ def write_atomic(path: Path, parts: Sequence[Buffer]) -> None:
     partial = _partial_name(path)
     try:
         _write_synced(partial, parts)
+        partial.rename(path)
+    except BaseException:
+        _remove_quietly(partial)
+        raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that gets the name ``path``, durably, if the block ends well; else none."""
+    partial = _partial_name(path)
+    try:
+        with _open_new(partial) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
         partial.rename(path)
     except BaseException:
         _remove_quietly(partial)

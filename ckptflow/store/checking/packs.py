@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ckptflow.data import digest
 from ckptflow.data.pack import HEAD, FrameTable, decode_table, table_bytes
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
+from ckptflow.manifest import SEAL_BYTES
 from ckptflow.model import LineageId, PackRef
 from ckptflow.store.checking.sample import ALL, Sample
 from ckptflow.store.copies import open_pack
@@ -111,8 +112,8 @@ class PackChecker:
         return end - begin, first + _damaged(stored, frames, first, last)
 
 
-def check_pack(stored: bytes, ref: PackRef, *, where: str) -> None:
-    """Compare the bytes of a whole pack with what its manifest says of it.
+def check_pack(stored: bytes, ref: PackRef, *, where: str) -> FrameTable:
+    """Compare the bytes of a whole pack with what its manifest says of it; return its table.
 
     Raises:
         CorruptionError: they are not those that were written.
@@ -132,6 +133,23 @@ def check_pack(stored: bytes, ref: PackRef, *, where: str) -> None:
     body = memoryview(stored)[int(frames.offset[0]) : int(frames.offset[-1])]
     for frame in _damaged(body, frames, 0, len(frames)).tolist():
         raise CorruptionError(f"Frame {frame} of pack {where} does not match its digest.")
+    return frames
+
+
+def read_ref(key: str, stored: bytes, *, where: str) -> PackRef:
+    """Return what a manifest would say of a whole pack; its frames are compared with its table.
+
+    Raises:
+        CorruptionError: it is no pack, or damaged.
+    """
+    tail = stored[-table_bytes(0) :]
+    sealed = tail[:SEAL_BYTES]
+    count = int.from_bytes(tail[SEAL_BYTES : SEAL_BYTES + 8], "little")
+    if len(stored) < len(HEAD) + table_bytes(0) or table_bytes(count) > len(stored):
+        raise CorruptionError(f"{where} is no pack, or is cut short ({len(stored)} bytes).")
+    ref = PackRef(key, len(stored), 0, count, sealed)
+    frames = check_pack(stored, ref, where=where)
+    return replace(ref, plain_bytes=int(frames.plain_start[-1]))
 
 
 def _damaged(stored: memoryview, frames: FrameTable, first: int, last: int) -> NDArray[np.intp]:

@@ -1,0 +1,1 @@
+"""A whole run on its way: out of a store, into another one or into one file, and back."""
