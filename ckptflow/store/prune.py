@@ -15,7 +15,7 @@ from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
 from ckptflow.store.catalog import Found, Lineage
-from ckptflow.tiers.tier import Sweeping, Tier
+from ckptflow.tiers.tier import Settling, Sweeping, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,20 @@ def prune(
 ) -> PrunePlan:
     """Carry out `plan_prune` and return the plan; sweep up after killed writers."""
     plan = plan_prune(lineage, tier, retention, in_flight=in_flight)
-    for key in (*plan.manifests, *plan.packs):
-        tier.delete(key)
-        on_deleted(key)
+    _delete(tier, plan.manifests, on_deleted)
+    if plan.packs and isinstance(tier, Settling):
+        # Else a power cut could bring a manifest back, whoever deleted it, and not its packs.
+        tier.settle(f"{lineage.id.prefix}/manifests")
+    _delete(tier, plan.packs, on_deleted)
     if isinstance(tier, Sweeping):
         tier.sweep(lineage.id.prefix)
     return plan
+
+
+def _delete(tier: Tier, keys: Sequence[str], on_deleted: Callable[[str], None]) -> None:
+    for key in keys:
+        tier.delete(key)
+        on_deleted(key)
 
 
 @dataclass(frozen=True, slots=True)
