@@ -4,7 +4,7 @@ Method: a *history* is the life of a task over several processes, each of which 
 before any of its system calls. `RecordingDisk` keeps all calls. Then the power is cut before
 some call, again and again, and each time the disk's state is drawn from all those that POSIX
 allows (`simulated_disk.py`). What was called durable before that call, and not given up since,
-has to be there with all its bits, and whatever has a manifest has to be whole. All is drawn from
+has to be there with all its bits; whatever has a manifest has to be whole. All is drawn from
 the seed that a failure names.
 
 The same with `durable` made wrong in six ways shows that the simulation would notice.
