@@ -1,7 +1,7 @@
 """Die before every change that an action makes, and look at what is left each time.
 
-For whoever writes something that changes a store: a save, a flush, a prune, a repair. There is no
-randomness, so a failure names its own case. ``tests/stateful/test_crashes.py`` shows the use:
+For whoever writes something that changes a store: a save, a flush, a prune, a repair. There
+is no randomness, so a failure names its own case. See ``tests/stateful/test_crashes.py``:
 
     def action(tiers): prune(Lineage(tiers, LINEAGE), tiers[0], KEEP)
     def check(tiers, died_at): assert newest_restores(tiers)
@@ -30,7 +30,7 @@ def crash_everywhere(
         action: gets these tiers, wrapped. A put, create or delete on any of them counts as a
             change, and after the death none answers any more.
         check: gets the tiers without the wrapping, as the next process finds them, and the
-            number of changes that were made; ``None`` after the undisturbed run, which is first.
+            number of changes that were made; ``None`` after the undisturbed run, the first.
 
     Returns:
         How many changes there are, that is, how often the action was killed.

@@ -55,8 +55,8 @@ class Folders:
             found = folder.stat()
         known = (folder, found.st_ino)
         if known not in self._durable:
-            # What others own, others made; and the name of a mount point is on no disk.
-            if found.st_uid == os.geteuid() and not folder.is_mount():
+            # Ours are private. What others own or may enter, others made, and a while ago.
+            if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
                 self.make(folder.parent)
                 self._sync_parent(folder)
             self._durable.add(known)

@@ -1,4 +1,4 @@
-"""Die before every change of a save, a flush and a prune: the newest commit restores, and no more.
+"""Die before every change of a save, a flush, a prune: the newest commit restores, and no more.
 
 Over two tiers, full and delta checkpoints, and with what an earlier death has left behind.
 """
@@ -158,7 +158,7 @@ def test_a_flush_that_was_killed_is_completed_by_the_next() -> None:
 
 
 def test_prune() -> None:
-    """What is kept is whole throughout, and a second prune finishes the work of a killed one."""
+    """What is kept is whole throughout; a second prune finishes the work of a killed one."""
 
     def store() -> list[MemoryTier]:
         tiers = new_tiers()
