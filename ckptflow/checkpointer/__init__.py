@@ -26,6 +26,8 @@ from ckptflow.checkpointer.arguments import (
     tiers_of,
 )
 from ckptflow.checkpointer.capture import Capturer
+from ckptflow.checkpointer.health import CheckpointWarning as CheckpointWarning
+from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.ticket import Ticket
@@ -51,10 +53,6 @@ from ckptflow.tiers.tier import Tier
 S = TypeVar("S")
 
 _log = logging.getLogger("ckptflow")
-
-
-class CheckpointWarning(UserWarning):
-    """Something about checkpoints went wrong, and the task goes on."""
 
 
 class Checkpointer:
@@ -109,6 +107,7 @@ class Checkpointer:
         self._objects = checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
         self._capturer = Capturer(budget_bytes)
+        self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
         self._tickets: list[Ticket] = []
@@ -454,6 +453,7 @@ class Checkpointer:
                 proven=self._history.proven(),
                 on_durable=self._pace.durable,
                 flushing=self._flushing,
+                health=self.health,
             )
             self._capturer.make_room = self._writer.drop_parent
             self._writer.is_room_short = lambda: self._capturer.is_short

@@ -1,8 +1,8 @@
 """The background thread that turns snapshots into checkpoints, one after another.
 
-A save that fails on the inner tier is tried on the next one. The thread never raises into the
-void: what fails is kept on the ticket and in ``failures``, and the checkpointer hands it to
-the application.
+A save that fails on the inner tier is tried on the next one, and the tier that failed is left
+alone for a while (`health`). The thread never raises into the void: what fails is kept on the
+ticket and in ``failures``, and the checkpointer hands it to the application.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckptflow.checkpointer.capture import Captured
+from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.errors import CheckpointError, FencedError, TierError
 from ckptflow.flush import Flushing, FlushRequest
@@ -60,6 +61,14 @@ class Written:
     duration_s: float
 
 
+class _Unrecorded(Exception):
+    """No tier can take the save: where the attempt went on from could not be put on record."""
+
+    def __init__(self, cause: TierError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class Writer:
     """One thread, one attempt of one lineage.
 
@@ -74,6 +83,7 @@ class Writer:
         proven: checkpoints that this process has read as a whole and found sound.
         on_durable: told how long a save took, in seconds, when it is committed.
         flushing: how checkpoints are copied outward.
+        health: how the tiers do.
     """
 
     def __init__(
@@ -87,11 +97,14 @@ class Writer:
         retention: Mapping[str, Retention],
         proven: Collection[CheckpointId] = (),
         on_durable: Callable[[float], None],
+        health: TierHealth,
         flushing: Flushing | None = None,
     ) -> None:
         self._lineage, self._attempt = lineage, attempt
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
+        self._health = health
+        self._fence_error: TierError | None = None  # Of the last time it was asked.
         self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._packing, self._retention, self._proven = packing, retention, proven
         self._known = {tier.name: Known() for tier in lineage.tiers}
@@ -182,35 +195,48 @@ class Writer:
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
-        checkpoint = CheckpointId(request.ticket.step, self._attempt)
-        failures: list[TierError] = []
-        for tier in self._lineage.tiers:
+        tiers, failures = self._lineage.tiers, list[TierError]()
+        for tier in self._health.in_order(tiers):
             began = time.monotonic()
             try:
-                ensure_store(tier)
-                with self._tier_locks[tier.name]:
-                    base = write_checkpoint(
-                        tier,
-                        self._lineage.id,
-                        checkpoint,
-                        structure=request.captured.structure,
-                        regions=request.captured.regions,
-                        base=self._bases.get(tier.name),
-                        chunk_bytes=self._packing.chunk_bytes,
-                        cell_bytes=self._packing.cell_bytes,
-                        goal=self._packing.goal,
-                        verify=self._packing.verify,
-                        metrics=request.metrics,
-                        before_commit=self._before_commit,
-                    )
+                base = self._write_to(tier, request)
+            except _Unrecorded as error:
+                self._health.missed(tiers)
+                raise error.cause from error
             except TierError as error:
                 failures.append(error)
-                self.failures.append(error)
-                _log.warning("%s %s: %s", self._lineage.id, checkpoint, error)
+                self._mark(tier, error)
             else:
                 self._bases[tier.name] = base
+                self._health.worked(tier)
+                self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
+        self._health.missed(tiers)
         raise failures[-1]
+
+    def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
+        ensure_store(tier)
+        with self._tier_locks[tier.name]:
+            return write_checkpoint(
+                tier,
+                self._lineage.id,
+                CheckpointId(request.ticket.step, self._attempt),
+                structure=request.captured.structure,
+                regions=request.captured.regions,
+                base=self._bases.get(tier.name),
+                chunk_bytes=self._packing.chunk_bytes,
+                cell_bytes=self._packing.cell_bytes,
+                goal=self._packing.goal,
+                verify=self._packing.verify,
+                metrics=request.metrics,
+                before_commit=self._before_commit,
+            )
+
+    def _mark(self, tier: Tier, error: CheckpointError) -> None:
+        """Leave a tier that failed alone for a while; tell of it once."""
+        if self._health.failed(tier, error):
+            self.failures.append(error)
+            _log.warning("%s: %s", self._lineage.id, error)
 
     def _keep_parent(self, captured: Captured, base: Base) -> None:
         """Keep a snapshot until the next is written, where deltas on it are wanted."""
@@ -239,11 +265,38 @@ class Writer:
         parent.release()
 
     def _before_commit(self) -> None:
-        self._lineage.check_fence(self._attempt)
-        if self._record_resume is not None:
+        """Stop a commit if this attempt was overtaken.
+
+        A fence tier that cannot be asked holds no commit up, once it says where this attempt
+        went on from: what an overtaken attempt commits after that is void, whenever it arrives.
+        """
+        self._ask_fence()
+        if self._record_resume is None:
+            return
+        if self._fence_error is not None:
+            raise _Unrecorded(self._fence_error)
+        try:
             self._record_resume()
-            self._record_resume = None
+        except TierError as error:
+            raise _Unrecorded(error) from error
+        self._record_resume = None
+        self._ask_fence()
+
+    def _ask_fence(self) -> bool:
+        """Return whether the fence tier answers; that it does not is told once.
+
+        Raises:
+            FencedError: a newer attempt has taken over.
+        """
+        try:
             self._lineage.check_fence(self._attempt)
+        except TierError as error:
+            if self._fence_error is None:
+                self.failures.append(error)
+            self._fence_error = error
+        else:
+            self._fence_error = None
+        return self._fence_error is None
 
     def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
         """Tell that a checkpoint is durable, send it outward, and make room."""
@@ -262,6 +315,8 @@ class Writer:
                     FlushRequest(manifest, target, done, self._retention[target.name])
                 )
         self._prune(tier)
+        for full in self._health.full(self._lineage.tiers):  # Old ones may go meanwhile.
+            self._prune(full)
 
     def _flushed(
         self,
@@ -275,9 +330,15 @@ class Writer:
             if not self._in_flight[checkpoint]:
                 del self._in_flight[checkpoint]
         if error is None:
+            self._health.worked(target)
             ticket.mark_durable(target.level)
-        else:
-            self._fail(ticket, error)
+            return
+        if not isinstance(error.__cause__, TierError):
+            self._fail(ticket, error)  # No fault of the target.
+            return
+        self._mark(target, error)
+        self._health.missed([target])
+        ticket.fail(error)
 
     def _prune(self, tier: Tier) -> None:
         retention = self._retention[tier.name]
@@ -285,11 +346,12 @@ class Writer:
             return  # All are kept, and to look at all after each save would cost more and more.
         try:
             # Whoever was overtaken does not know any more what others still need.
-            self._lineage.check_fence(self._attempt)
+            if not self._ask_fence():
+                return
             with self._tier_locks[tier.name]:
                 # Those of an attempt before this one may be on their way, too.
                 in_flight = {*self._in_flight, *self._flusher.in_flight(self._lineage.id)}
-                prune(
+                plan = prune(
                     self._lineage,
                     tier,
                     retention,
@@ -297,6 +359,8 @@ class Writer:
                     proven=self._proven,
                     known=self._known[tier.name],
                 )
+            if plan.packs:
+                self._health.room_was_made(tier)
         except FencedError as error:
             self._overtaken(error)
         except TierError as error:  # The checkpoint is safe; old ones stay a little longer.

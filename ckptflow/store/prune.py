@@ -15,7 +15,8 @@ announcements after he has said so. See `ckptflow.store.guards`, and "Guards" in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +28,7 @@ from ckptflow.store.catalog import SHARED_LEVEL, Lineage, store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
 from ckptflow.store.redundancy.release import held_keys
-from ckptflow.tiers.tier import Dependent, Sweeping, Tier
+from ckptflow.tiers.tier import Dependent, Settling, Sweeping, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +163,16 @@ def prune(
         with announced(tier, lineage.id, packs) as own:
             seen = look(lineage, tier, known, now=now, but=own)
             plan = _confirmed(plan, seen, judge(seen), prefix)
-            for key in (*plan.manifests, *plan.packs):
-                if now() > deadline:
-                    break  # Others may take the announcement for that of a dead process.
-                tier.delete(key)
-                on_deleted(key)
-    for key in plan.notices:
-        tier.delete(key)
-        on_deleted(key)
+            _delete(tier, plan.manifests, on_deleted)
+            if plan.packs and isinstance(tier, Settling):
+                # Else a power cut could bring a manifest back, whoever deleted it, and not its
+                # packs.
+                tier.settle(f"{lineage.id.prefix}/manifests")
+            # Later others may take the announcement for that of a dead process.
+            _delete(
+                tier, itertools.takewhile(lambda _: now() <= deadline, plan.packs), on_deleted
+            )
+    _delete(tier, plan.notices, on_deleted)
     if isinstance(tier, Sweeping):
         tier.sweep(lineage.id.prefix)
     return plan
@@ -191,6 +194,12 @@ def _confirmed(
         and not seen.notices.protects(key.removeprefix(prefix))
     )
     return replace(plan, manifests=going, packs=packs)
+
+
+def _delete(tier: Tier, keys: Iterable[str], on_deleted: Callable[[str], None]) -> None:
+    for key in keys:
+        tier.delete(key)
+        on_deleted(key)
 
 
 def _needed(kept: Sequence[Here]) -> set[str] | None:

@@ -2,15 +2,21 @@
 
 Write to a temporary name, fsync the file, rename, fsync the folder. The rename is the
 moment of commit; the folder is synced after it because POSIX lets the new *name* be lost
-in a crash otherwise, and every folder made on the way is synced for the same reason.
+in a crash otherwise, and every folder on the way is synced for the same reason.
+
+A sync that failed is final for its file: the kernel may have dropped the pages that it could
+not write and say *done* the next time (Rebello et al., "Can Applications Recover from fsync
+Failures?", USENIX ATC 2020). The file is thrown away; whoever tries again writes a new one.
 
 ``tests/process/test_durability.py`` kills a writer at each of these system calls, and cuts the
-power below a real file system where the machine allows it.
+power below a real file system where the machine allows it; ``tests/simulate`` does so on a
+disk that loses whatever it may.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,45 +25,91 @@ from typing import IO
 
 from typing_extensions import Buffer
 
+from ckptflow.tiers.disk import DISK, Disk
+
 PARTIAL_SUFFIX = ".partial"
 
 _IOV_MAX = 1024  # Linux's limit on buffers in one writev.
 _WRITE_BYTES_MAX = 64 << 20  # One call never asks for more than the kernel's 2 GiB.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
 
 
-def write_atomic(path: Path, parts: Sequence[Buffer]) -> None:
+class Folders:
+    """Makes folders whose names are durable, and remembers which are: each is synced once.
+
+    That a folder exists does not say so: whoever made it may have been killed before the sync,
+    or may not have got there yet.
+    """
+
+    def __init__(self, disk: Disk = DISK) -> None:
+        self.disk = disk
+        self._durable: set[tuple[Path, int]] = set()  # With the inode: it may be made anew.
+
+    def make(self, folder: Path) -> None:
+        """Make ``folder`` and those above it, private to the user, each name durable."""
+        try:
+            found = folder.stat()
+        except FileNotFoundError:
+            self.make(folder.parent)
+            with contextlib.suppress(FileExistsError):
+                self.disk.make_folder(folder)
+            found = folder.stat()
+        known = (folder, found.st_ino)
+        if known not in self._durable:
+            # Ours are private. What others own or may enter, others made, and a while ago.
+            if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+                self.make(folder.parent)
+                self._sync_parent(folder)
+            self._durable.add(known)
+
+    def _sync_parent(self, folder: Path) -> None:
+        # Where the parent may be passed but not read, its names are not ours either.
+        with contextlib.suppress(PermissionError):
+            self.disk.sync_folder(folder.parent)
+
+
+def make_folders(folder: Path) -> None:
+    """Make ``folder`` and those above it, private to the user, each name durable."""
+    Folders().make(folder)
+
+
+def write_atomic(path: Path, parts: Sequence[Buffer], folders: Folders | None = None) -> None:
     """Make ``path`` hold the bytes of ``parts``, or leave it as it was.
 
     The parts go to the kernel as gather lists; they are never joined in memory.
     """
-    make_folders(path.parent)
-    partial = _partial_name(path)
+    folders = folders or Folders()
+    folders.make(path.parent)
+    partial, disk = _partial_name(path), folders.disk
     try:
-        _write_synced(partial, parts)
-        partial.rename(path)
+        _write_synced(disk, partial, parts)
+        disk.rename(partial, path)
     except BaseException:
-        _remove_quietly(partial)
+        _remove_quietly(disk, partial)
         raise
-    sync_folder(path.parent)
+    disk.sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, disk: Disk = DISK) -> Iterator[IO[bytes]]:
     """Yield a file that gets the name ``path``, durably, if the block ends well; else none."""
     partial = _partial_name(path)
     try:
-        with _open_new(partial) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        with (
+            _open_new(disk, partial) as descriptor,
+            os.fdopen(os.dup(descriptor), "wb") as file,
+        ):
             yield file
             file.flush()
-            os.fsync(descriptor)
-        partial.rename(path)
+            disk.sync(descriptor)
+        disk.rename(partial, path)
     except BaseException:
-        _remove_quietly(partial)
+        _remove_quietly(disk, partial)
         raise
-    sync_folder(path.parent)
+    disk.sync_folder(path.parent)
 
 
-def create_exclusive(path: Path, value: Buffer) -> None:
+def create_exclusive(path: Path, value: Buffer, folders: Folders | None = None) -> None:
     """Make ``path`` hold ``value`` if nothing is there; atomic, also between hosts.
 
     A hard link either makes the name or fails, on NFS too. File systems without hard links
@@ -67,40 +119,30 @@ def create_exclusive(path: Path, value: Buffer) -> None:
     Raises:
         FileExistsError: the name is taken.
     """
-    make_folders(path.parent)
-    partial = _partial_name(path)
+    folders = folders or Folders()
+    folders.make(path.parent)
+    partial, disk = _partial_name(path), folders.disk
     try:
-        _write_synced(partial, [value])
+        _write_synced(disk, partial, [value])
         try:
-            os.link(partial, path)
-        except FileExistsError:
+            disk.link(partial, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _create_in_place(disk, path, value)
+    finally:
+        _remove_quietly(disk, partial)
+    disk.sync_folder(path.parent)
+
+
+def _create_in_place(disk: Disk, path: Path, value: Buffer) -> None:
+    with _open_new(disk, path) as descriptor:
+        try:
+            _write_all(disk, descriptor, [value])
+            disk.sync(descriptor)
+        except BaseException:  # Half a value would hold the name for ever.
+            _remove_quietly(disk, path)
             raise
-        except OSError:
-            with _open_new(path) as descriptor:
-                _write_all(descriptor, [value])
-                os.fsync(descriptor)
-    finally:
-        _remove_quietly(partial)
-    sync_folder(path.parent)
-
-
-def make_folders(folder: Path) -> None:
-    """Make ``folder`` and those above it, private to the user, each name durable."""
-    if folder.is_dir():
-        return
-    make_folders(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _partial_name(path: Path) -> Path:
@@ -109,22 +151,21 @@ def _partial_name(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _open_new(path: Path) -> Iterator[int]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+def _open_new(disk: Disk, path: Path) -> Iterator[int]:
+    descriptor = disk.create(path)
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        disk.close(descriptor)
 
 
-def _write_synced(path: Path, parts: Sequence[Buffer]) -> None:
-    with _open_new(path) as descriptor:
-        _write_all(descriptor, parts)
-        os.fsync(descriptor)
+def _write_synced(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
+    with _open_new(disk, path) as descriptor:
+        _write_all(disk, descriptor, parts)
+        disk.sync(descriptor)
 
 
-def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+def _write_all(disk: Disk, descriptor: int, parts: Sequence[Buffer]) -> None:
     views = [view for part in parts if len(view := memoryview(part).cast("B"))]
     first = 0
     while first < len(views):
@@ -134,7 +175,7 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
             size_bytes += len(batch[-1])
             if size_bytes >= _WRITE_BYTES_MAX:
                 break
-        written = os.writev(descriptor, batch)
+        written = disk.write(descriptor, batch)
         while first < len(views) and written >= len(views[first]):
             written -= len(views[first])
             first += 1
@@ -142,7 +183,7 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
             views[first] = views[first][written:]
 
 
-def _remove_quietly(path: Path) -> None:
+def _remove_quietly(disk: Disk, path: Path) -> None:
     # The cause is on its way to the caller; a left-over partial file is swept later.
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        disk.remove(path)

@@ -30,13 +30,15 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.tiers import durable
+from ckptflow.tiers.disk import DISK, Disk
 from ckptflow.tiers.tier import check_key, is_key_part
 
 _READ_BYTES_MAX = 1 << 30
 _PARTIAL_AGE_S = 86_400.0  # A put that is a day old has no writer any more.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EKEYEXPIRED, errno.ENOKEY)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Everything else may pass: EIO, ESTALE, ETIMEDOUT, ENODEV, ENOTCONN, EHOSTDOWN, EREMOTEIO, ...
 
 
 class PosixTier:
@@ -46,9 +48,13 @@ class PosixTier:
         root: the folder; made on the first write.
         name: used in messages.
         level: 1 for a node's own disk, 3 for a parallel file system.
+        disk: makes the system calls that write; another one only in tests.
     """
 
-    def __init__(self, root: str | Path, *, name: str = "posix", level: int = 1) -> None:
+    def __init__(
+        self, root: str | Path, *, name: str = "posix", level: int = 1, disk: Disk = DISK
+    ) -> None:
+        self._folders = durable.Folders(disk)
         self._root, self._name, self._level = Path(root).absolute(), name, level
         if self._root.exists() and not self._root.is_dir():
             raise ConfigError(f"Tier {name!r} needs a folder, but {self._root} is a file.")
@@ -102,12 +108,12 @@ class PosixTier:
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""
         with self._translated("write", key):
-            durable.write_atomic(self._path(key), parts)
+            durable.write_atomic(self._path(key), parts, self._folders)
 
     def create(self, key: str, value: Buffer) -> None:
         """See `Tier.create`."""
         with self._translated("create", key):
-            durable.create_exclusive(self._path(key), value)
+            durable.create_exclusive(self._path(key), value, self._folders)
 
     def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         """See `Tier.get`."""
@@ -174,7 +180,13 @@ class PosixTier:
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""
         with self._translated("delete", key), contextlib.suppress(FileNotFoundError):
-            self._path(key).unlink()
+            self._folders.disk.remove(self._path(key))
+
+    def settle(self, prefix: str) -> None:
+        """See `Settling.settle`."""
+        # A folder that is not there holds nothing that could come back.
+        with self._translated("sync", prefix), contextlib.suppress(FileNotFoundError):
+            self._folders.disk.sync_folder(self._root / check_key(prefix, prefix=True))
 
     def sweep(self, prefix: str = "", *, now_s: float | None = None) -> int:
         """See `Sweeping.sweep`; a writer that began a day ago is taken for dead."""
@@ -186,7 +198,7 @@ class PosixTier:
             for path in folder.rglob(f".*{durable.PARTIAL_SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # Its writer was faster.
                     if path.stat(follow_symlinks=False).st_mtime < limit:
-                        path.unlink()
+                        self._folders.disk.remove(path)
                         removed += 1
         return removed
 

@@ -195,6 +195,15 @@ class Placed(Protocol):
         ...
 
 
+@runtime_checkable
+class Settling(Protocol):
+    """A tier whose deletions may be undone by a power cut until they are settled."""
+
+    def settle(self, prefix: str) -> None:
+        """Make the deletions so far, directly in the folder ``prefix``, durable."""
+        ...
+
+
 def is_key_part(name: str) -> bool:
     """Tell whether ``name`` may stand between the slashes of a key."""
     return _PART.fullmatch(name) is not None

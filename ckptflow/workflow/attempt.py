@@ -56,6 +56,7 @@ from ckptflow.workflow.portable import portable_result, raise_portable
 WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
 
 _ERROR_TEXT_MAX = 2000
+_FAILURES_MAX = 20  # Told one by one; the others are counted.
 _SPEC_MAGIC = b"ckptflow-task-1\n"
 _log = logging.getLogger("ckptflow")
 
@@ -390,18 +391,24 @@ def record_end(spec: TaskSpec, attempt: Attempt, error: BaseException | None) ->
 def outcome(checkpointer: Checkpointer, error: BaseException | None) -> dict[str, Any]:
     """Return how an attempt ended, as JSON-like values.
 
-    ``outcome`` is finished, preempted, fenced or failed; ``failures`` tells of failed saves.
+    ``outcome`` is finished, preempted, fenced or failed; ``failures`` tells of failed saves,
+    ``tiers`` of tiers that were in trouble (see `ckptflow.checkpointer.health.Trouble`).
     """
     state_bytes, stored_bytes = checkpointer.written_bytes
+    failures = [
+        str(failure)
+        for failure in checkpointer.failures
+        if not isinstance(failure, FencedError)  # That is the outcome itself.
+    ]
+    if len(failures) > _FAILURES_MAX:
+        more = f"and {len(failures) - _FAILURES_MAX} more failures"
+        failures = [*failures[:_FAILURES_MAX], more]
     record = {
         "outcome": "finished",
         "step": checkpointer.last_step,
         "resumed_step": checkpointer.restored_step,
-        "failures": [
-            str(failure)
-            for failure in checkpointer.failures
-            if not isinstance(failure, FencedError)  # That is the outcome itself.
-        ],
+        "failures": failures,
+        "tiers": checkpointer.health.report(),
         "state_bytes": state_bytes,
         "stored_bytes": stored_bytes,
     }
@@ -422,6 +429,7 @@ def merged(record: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, An
         "step": max(steps, default=None),
         "resumed_step": next((step for step in resumed if step is not None), None),
         "failures": [*record.get("failures", []), *report.get("failures", [])],
+        "tiers": [*record.get("tiers", []), *report.get("tiers", [])],
         "state_bytes": record.get("state_bytes", 0) + report.get("state_bytes", 0),
         "stored_bytes": record.get("stored_bytes", 0) + report.get("stored_bytes", 0),
     }

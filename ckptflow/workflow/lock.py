@@ -92,7 +92,7 @@ class RunLock:
         is_running: Callable[[Holder], bool] = Holder.is_running,
     ) -> None:
         self._folder, self._run, self._session = folder, run, session
-        self._is_running = is_running
+        self._folders, self._is_running = durable.Folders(), is_running
         self._number: int | None = None
         self.dead_holders: list[Holder] = []
 
@@ -104,13 +104,13 @@ class RunLock:
         Raises:
             RunLocked: a live process holds it; the message says which, where and since when.
         """
-        durable.make_folders(self._folder)
+        self._folders.make(self._folder)
         for _ in range(_TRIES):
             newest = max(self._numbers(), default=0)
             self._refuse_if_alive(newest)
             mine = json.dumps(asdict(Holder.of_this_process(self._session))).encode()
             try:
-                durable.create_exclusive(self._path(newest + 1), mine)
+                durable.create_exclusive(self._path(newest + 1), mine, self._folders)
             except FileExistsError:
                 continue  # Somebody was faster: look at them.
             if max(self._numbers()) > newest + 1:
@@ -135,7 +135,7 @@ class RunLock:
             return
         path, self._number = self._path(self._number), None
         holder = asdict(Holder.of_this_process(self._session)) | {"released": True}
-        durable.write_atomic(path, [json.dumps(holder).encode()])
+        durable.write_atomic(path, [json.dumps(holder).encode()], self._folders)
 
     def holder(self) -> Holder | None:
         """Return who has the lock, or had it last; ``None`` if nobody ever had."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ckptflow.checkpointer.health import sentence
 from ckptflow.store.catalog import AttemptRecord
 from ckptflow.units import format_bytes
 
@@ -33,7 +34,9 @@ class TaskReport:
         step: last step saved.
         state_bytes: bytes of state in its checkpoints.
         stored_bytes: bytes written for them.
-        failures: saves that failed.
+        failures: saves that failed, and the first error of each tier that did.
+        tiers: tiers that were in trouble: which, how, since when, whether they are back, and
+            how many checkpoints missed them (`ckptflow.checkpointer.health.Trouble`).
         error: why it failed.
     """
 
@@ -47,6 +50,7 @@ class TaskReport:
     state_bytes: int = 0
     stored_bytes: int = 0
     failures: list[str] = field(default_factory=list)
+    tiers: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
 
     def add_attempts(self, attempts: Sequence[AttemptRecord], session: str) -> None:
@@ -79,6 +83,7 @@ class TaskReport:
         self.state_bytes += int(end.get("state_bytes", 0))
         self.stored_bytes += int(end.get("stored_bytes", 0))
         self.failures += [str(text) for text in end.get("failures", ())]
+        self.tiers += [dict(one) for one in end.get("tiers", ()) if isinstance(one, Mapping)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def _line(report: TaskReport) -> str:
             f"stored {format_bytes(report.stored_bytes)} for {format_bytes(report.state_bytes)}"
         )
     parts += [report.error] if report.error else []
-    return "; ".join([*parts, *report.failures])
+    return "; ".join([*parts, *report.failures, *map(sentence, report.tiers)])
 
 
 def summarise(
@@ -177,7 +182,11 @@ def summarise(
     """
     complete = []
     for report in reports:
-        lists = {"resumed_steps": [*report.resumed_steps], "failures": [*report.failures]}
+        lists = {
+            "resumed_steps": [*report.resumed_steps],
+            "failures": [*report.failures],
+            "tiers": [*report.tiers],
+        }
         copy = TaskReport(**(asdict(report) | lists))
         if report.status != REUSED:
             copy.add_attempts(attempts.get(report.task, ()), session)

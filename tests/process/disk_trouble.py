@@ -28,6 +28,8 @@ import numpy as np
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import TierFull
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.tier import Tier
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NOLOGFLUSH = struct.pack("I", 2)  # Without writing the journal first: a power cut.
@@ -52,7 +54,26 @@ def work(store: Path) -> int:
     return step
 
 
-def look(store: Path) -> dict[str, Any]:
+def both(store: Path) -> list[Tier]:
+    """A tier of the node and one of all nodes, on one disk."""
+    far = PosixTier(store / "far", name="far", level=3)
+    return [PosixTier(store / "near", name="near"), far]
+
+
+def work_on_both(store: Path) -> int:
+    """Resume, save, flush outward, prune on both; return the step that is durable there."""
+    with Checkpointer(both(store), keep=2, rng=False) as ckpt:
+        step = ckpt.restore(blank())["i"] + 1
+        ckpt.save(step, state_of(step)).wait(3)
+    return step
+
+
+def look_at_both(store: Path) -> dict[str, Any]:
+    """See `look`; and what there is if the node is lost."""
+    return {**look(both(store)), "far": look(both(store)[1:])}
+
+
+def look(store: Path | list[Tier]) -> dict[str, Any]:
     """Restore as the next attempt would; tell which step that is, and whether all bits are."""
     ckpt = Checkpointer(store, rng=False)
     found = [one.id.step for one in ckpt.lineage.valid()]
@@ -106,13 +127,20 @@ def tell(**fields: Any) -> None:
 # --- killed ---
 
 
-def kills(folder: Path, saves_before: int) -> None:
+def kills(
+    folder: Path,
+    saves_before: int,
+    *,
+    work: Callable[[Path], int] = work,
+    look: Callable[[Path], dict[str, Any]] = look,
+    stride: int = 1,
+) -> None:
     """Kill a save before each of its changes, and look; then let another attempt go on."""
     base, store = folder / "base", folder / "store"
     base.mkdir()
     for _ in range(saves_before):
         forked(lambda: work(base))
-    for at in itertools.count():
+    for at in itertools.count(step=stride):
         shutil.rmtree(store, ignore_errors=True)
         shutil.copytree(base, store)
         log = folder / "call"
@@ -172,7 +200,16 @@ def run(*command: str) -> None:
         sys.exit(0)
 
 
-def cuts(folder: Path, saves_before: int, *, first: int, sync: bool) -> None:
+def cuts(
+    folder: Path,
+    saves_before: int,
+    *,
+    first: int = 0,
+    sync: bool = True,
+    work: Callable[[Path], int] = work,
+    look: Callable[[Path], dict[str, Any]] = look,
+    stride: int = 1,
+) -> None:
     """Cut the power before each change of a save from ``first`` on, and after its end."""
     disk = Disk(folder)
     disk.mount()
@@ -180,7 +217,7 @@ def cuts(folder: Path, saves_before: int, *, first: int, sync: bool) -> None:
         forked(lambda: work(disk.store))
     disk.unmount()
     shutil.copy(disk.image, disk.base)
-    for at in itertools.count(first):
+    for at in itertools.count(first, stride):
         shutil.copy(disk.base, disk.image)
         disk.mount()
 
@@ -281,7 +318,11 @@ if __name__ == "__main__":
     if sys.argv[1] == "kills":
         kills(place, int(sys.argv[3]))
     elif sys.argv[1] == "cuts":
-        cuts(place, int(sys.argv[3]), first=0, sync=True)
+        cuts(place, int(sys.argv[3]))
+    elif sys.argv[1] == "kills-on-both":
+        kills(place, 3, work=work_on_both, look=look_at_both, stride=int(sys.argv[3]))
+    elif sys.argv[1] == "cuts-on-both":
+        cuts(place, 3, work=work_on_both, look=look_at_both, stride=int(sys.argv[3]))
     elif sys.argv[1] == "unsynced":
         cuts(place, 2, first=1000, sync=False)
     elif sys.argv[1] == "full":

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+# Of the changes of a save with its flush, those to die at: one in so many.
+STRIDE = "1" if os.environ.get("SLOW", "") not in {"", "0"} else "9"
 PROGRAM = Path(__file__).with_name("disk_trouble.py")
 
 
@@ -93,6 +95,37 @@ def test_power_cut_before_any_change_of_the_file_system(
 ) -> None:
     """In the end just after the save was called durable: then it must be there."""
     judge(trials("cuts", str(tmp_path), str(saves_before), namespace=ext4), saves_before)
+
+
+def judge_both(reports: list[Any]) -> None:
+    """A save, its flush, and the prunes of both: the near tier has it first, then the far one."""
+    *interrupted, last = reports
+    for report in reports:
+        far = report["far"]
+        assert report["bits"]
+        assert far["bits"]
+        assert report["restored"] == report["newest"]
+        assert far["restored"] == far["newest"] <= report["restored"]
+        assert {report["restored"], far["restored"]} <= {3, 4}
+        assert all(step <= far["restored"] for step in report["durable"])
+    assert (last["status"], last["durable"]) == (0, [4])
+    assert all(report["status"] == -9 for report in interrupted)
+
+
+def test_killed_during_save_flush_and_prune_on_two_tiers(tmp_path: Path) -> None:
+    reports = trials("kills-on-both", str(tmp_path), STRIDE)
+    judge_both(reports)
+    for report in reports:
+        assert report["later"] == report["restored"] + 1
+        assert report["end"]["far"]["restored"] == report["later"]
+        assert report["end"]["far"]["bits"]
+    assert len(reports) > (40 if STRIDE == "1" else 4)
+
+
+def test_power_cut_during_save_flush_and_prune_on_two_tiers(
+    tmp_path: Path, ext4: list[str]
+) -> None:
+    judge_both(trials("cuts-on-both", str(tmp_path), STRIDE, namespace=ext4))
 
 
 def test_the_power_cut_is_one(tmp_path: Path, ext4: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -99,6 +100,15 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture
@@ -277,8 +287,10 @@ def test_random_states_that_have_no_generator_here_are_told(
 
 
 def test_when_the_inner_tier_is_full_the_outer_one_takes_it(disk: MemoryTier) -> None:
-    pfs, full = MemoryTier("pfs", level=3), Switch(FULL)
-    ckpt = begun(FaultyTier(disk, full), pfs, keep="all")
+    """The full one is left alone for a while; when it is back it gets all that it lacks."""
+    pfs, full, clock = MemoryTier("pfs", level=3), Switch(FULL), Clock()
+    ckpt = begun(FaultyTier(disk, full), pfs, keep="all", rng=False)
+    ckpt.health.clock_s = clock
     for step in (1, 2):
         ckpt.save(step, state_of(step)).wait(3)
     full.on = True
@@ -286,10 +298,100 @@ def test_when_the_inner_tier_is_full_the_outer_one_takes_it(disk: MemoryTier) ->
     full.on = False
     with WARNS_OF_FULL:
         ckpt.save(4, state_of(4)).wait(3)
-    ckpt.close()  # Step 3 is safe, so nothing is raised.
-    assert steps_on(disk) == [4, 2, 1]
-    assert steps_on(pfs) == [4, 3, 2, 1]
-    assert restored(disk) == restored(pfs) == 4
+    clock.now_s = 31.0
+    ckpt.save(5, state_of(5)).wait(3)
+    ckpt.close()  # Steps 3 and 4 are safe, so nothing is raised.
+    assert steps_on(disk) == [5, 2, 1]
+    assert steps_on(pfs) == [5, 4, 3, 2, 1]
+    assert restored(disk) == restored(pfs) == 5
+    four, five = (Lineage([tier], LINEAGE) for tier in (pfs, disk))
+    assert four.manifest(four.valid()[1]).kind == "delta"  # Against what pfs has.
+    assert five.manifest(five.valid()[0]).kind == "delta"  # Against step 2, which it has.
+    (trouble,) = ckpt.health.report()
+    assert trouble.pop("since") <= trouble.pop("back")
+    assert trouble == {
+        "tier": "disk", "level": 1, "condition": "full", "error": str(FULL), "missed": 2
+    }  # fmt: skip
+    assert any("'disk' (level 1) was found full" in note for note in ckpt.notes)
+
+
+def test_a_tier_that_fails_is_not_asked_at_every_save(disk: MemoryTier) -> None:
+    """It is asked after 5 s, 10 s more, 20 s more; the user hears of it once."""
+    down, clock, asked = Switch(DOWN), Clock(), []
+
+    def watch(operation: str, key: str) -> None:
+        if operation == "put" and "packs/" in key:
+            asked.append(int(clock.now_s))
+            down(operation, key)
+
+    pfs = MemoryTier("pfs", level=3)
+    ckpt = begun(FaultyTier(disk, watch), pfs, rng=False)
+    ckpt.health.clock_s, down.on = clock, True
+    with warnings.catch_warnings(record=True) as told:
+        for step in range(1, 51):
+            clock.now_s = float(step)
+            ckpt.save(step, state_of(step)).wait()
+        ckpt.close()
+    assert asked == [1, 6, 16, 36]
+    assert [str(one.message) for one in told] == [f"{DOWN} The task goes on."]
+    assert ckpt.failures == [DOWN]
+    assert ckpt.health.report()[0]["missed"] == 50
+
+
+def test_a_full_tier_is_tried_at_once_when_a_prune_made_room(disk: MemoryTier) -> None:
+    """Of three checkpoints two waited for their copies; those are deleted first."""
+    full, gate = Switch(FULL, part="packs/000000000004"), Gate()
+    pfs = FaultyTier(MemoryTier("pfs", level=3), gate)
+    ckpt = begun(FaultyTier(disk, full), pfs, keep=1, rng=False)
+    ckpt.health.clock_s = Clock()
+    for step in (1, 2, 3):
+        ckpt.save(step, {"w": np.random.default_rng(step).standard_normal(SIZE)}).wait()
+    full.on = True
+    gate.open()
+    ckpt.wait(3)
+    with WARNS_OF_FULL:
+        ckpt.save(4, {"w": np.random.default_rng(4).standard_normal(SIZE)}).wait()
+        assert steps_on(pfs)[0] == 4
+        ckpt._writer.settle()  # type: ignore[union-attr]
+        assert steps_on(disk) == [3]
+        ckpt.save(5, state_of(5)).wait()
+        ckpt.close()
+    assert steps_on(disk) == [5]
+    assert restored(disk) == 5
+
+
+def test_a_fence_tier_that_is_away_holds_no_commit_up(disk: MemoryTier) -> None:
+    """Once it says where the attempt went on from: all that comes too late is void then."""
+    away = Switch(DOWN, calls="iter_keys get put size")
+    pfs = FaultyTier(MemoryTier("pfs", level=3), away)
+    ckpt = begun(disk, pfs, keep=2, flush_every={"pfs": 100})
+    ckpt.save(1, state_of(1)).wait(3)
+    ckpt._writer.settle()  # type: ignore[union-attr]
+    away.on = True
+    with warnings.catch_warnings(record=True) as told:
+        for step in (2, 3):
+            ckpt.save(step, state_of(step)).wait()
+        ckpt.wait()
+    assert [str(one.message) for one in told] == [f"{DOWN} The task goes on."]
+    away.on = False
+    ckpt.save(4, state_of(4)).wait()
+    ckpt.close()
+    assert steps_on(disk)[0] == 4
+    assert restored(disk) == 4
+
+
+def test_before_that_nothing_is_committed_without_it(disk: MemoryTier) -> None:
+    away = Switch(DOWN, calls="iter_keys get put size")
+    ckpt = begun(disk, FaultyTier(MemoryTier("pfs", level=3), away))
+    away.on = True
+    with pytest.raises(TierUnavailable, match="server is down"):
+        ckpt.save(1, state_of(1)).wait()
+    assert steps_on(disk) == []
+    away.on = False
+    with pytest.warns(CheckpointWarning, match="server is down"):
+        ckpt.save(2, state_of(2)).wait(3)
+    ckpt.close()
+    assert restored(disk) == 2
 
 
 def test_a_base_that_the_outer_tier_has_pruned_is_not_built_upon(disk: MemoryTier) -> None:
@@ -733,6 +835,7 @@ def test_a_prune_by_the_flusher_waits_for_a_save_that_had_to_go_outward() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)
         with Checkpointer(tiers, every="never", keep=1, packing="chunk=64", rng=False) as ckpt:
+            ckpt.health.clock_s = itertools.count(step=10_000).__next__  # Each save tries both.
             for step in range(3):
                 ckpt.save(step, state_of(step)).wait()
             assert not [failure for failure in ckpt.failures if failure is not DOWN]
