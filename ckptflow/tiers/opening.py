@@ -17,9 +17,10 @@ from ckptflow.tiers.tier import Tier
 _KINDS = {
     "posix": "ckptflow.tiers.posix:PosixTier",
     "memory": "ckptflow.tiers.memory:MemoryTier",
+    "object": "ckptflow.tiers.objectstore:ObjectStoreTier",
 }
 # Scheme of an address to the kind that understands it.
-_SCHEMES = {"file": "posix"}
+_SCHEMES = {"file": "posix", "s3": "object", "gs": "object", "az": "object"}
 
 
 class Opens(Protocol):
