@@ -35,15 +35,15 @@ from ckptflow.site.finding import (
     read_site,
 )
 from ckptflow.site.tiers import (
-    PosixModel,
     Seconds,
     Strict,
     TierModel,
     inner_first,
+    model_at,
     open_tiers,
     tier_model,
 )
-from ckptflow.store.catalog import Lineage
+from ckptflow.store.catalog import SHARED_LEVEL, Lineage
 from ckptflow.store.packing import parse_packing
 from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.tier import Tier
@@ -131,7 +131,8 @@ class Site(Strict):
                 )
         if self.executor.kind == "htex" and all(tier.kind == "memory" for tier in self.tiers):
             raise ValueError(
-                "worker processes lose memory tiers when they die; give the site a posix tier"
+                "worker processes lose memory tiers when they die; give the site a posix or an "
+                "object tier"
             )
         return self
 
@@ -152,8 +153,11 @@ class Site(Strict):
         return open_tiers(self.tiers)
 
     def with_store(self, store: str | Path) -> Site:
-        """Return this site with one folder as its only tier, and its runs beside it."""
-        tier = PosixModel(kind="posix", name="store", path=Path(store).absolute(), level=3)
+        """Return this site with one folder or address as its only tier.
+
+        Its runs lie in the folder, or else, with an address, in ``ckptflow-runs``.
+        """
+        tier = model_at(store, name="store", level=SHARED_LEVEL)
         policies = {
             name: policy.model_copy(update={"flush_every": {}})
             for name, policy in self.policies.items()

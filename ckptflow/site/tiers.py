@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    field_validator,
+)
 
-from ckptflow.tiers.opening import open_tier
+from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import parse_bytes, parse_seconds
 
@@ -70,9 +77,30 @@ class MemoryModel(AnyTier):
     capacity_bytes: Annotated[Bytes | None, Field(alias="capacity")] = None
 
 
-TierModel: TypeAlias = Annotated[PosixModel | MemoryModel, Field(discriminator="kind")]
+class ObjectModel(AnyTier):
+    """A bucket: S3 and what speaks like it, Google Cloud Storage, Azure."""
 
-TIER_KINDS: dict[str, type[AnyTier]] = {"posix": PosixModel, "memory": MemoryModel}
+    kind: Literal["object"]
+    url: str
+    claims: bool = True
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@/?#]+/?$")] = None
+    profile: str | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        return str(spec_of(url)["url"])
+
+
+TierModel: TypeAlias = Annotated[
+    PosixModel | MemoryModel | ObjectModel, Field(discriminator="kind")
+]
+
+TIER_KINDS: dict[str, type[AnyTier]] = {
+    "posix": PosixModel,
+    "memory": MemoryModel,
+    "object": ObjectModel,
+}
 
 _ANY_KIND: TypeAdapter[TierModel] = TypeAdapter(TierModel)
 
@@ -84,6 +112,25 @@ def tier_model(fields: Mapping[str, Any]) -> TierModel:
         pydantic.ValidationError: there can be no such tier.
     """
     return _ANY_KIND.validate_python(fields)
+
+
+def place_of(store: str | Path) -> str:
+    """Return what a user named as a store, so that it means the same in another folder."""
+    if "://" in str(store):
+        return str(store)
+    return str(Path(store).expanduser().absolute())
+
+
+def model_at(store: str | Path, *, name: str, level: int) -> TierModel:
+    """Return the model of the tier at a folder or an address.
+
+    Its level is at least ``level``; a bucket has a higher one of its own.
+
+    Raises:
+        ConfigError: it is no address of any tier.
+    """
+    spec = spec_of(place_of(store))
+    return tier_model(spec | {"name": name, "level": max(level, spec["level"])})
 
 
 def inner_first(models: Sequence[TierModel]) -> list[TierModel]:

@@ -190,7 +190,7 @@ def test_memory_tiers_of_one_name_are_one() -> None:
 
 def test_workers_in_processes_need_a_tier_that_outlives_them() -> None:
     model = MemoryModel(kind="memory", name="ram", level=0)
-    with pytest.raises(ValueError, match="give the site a posix tier"):
+    with pytest.raises(ValueError, match="give the site a posix or an object tier"):
         Site(name="a", tiers=(model,))
 
 

@@ -1,0 +1,62 @@
+"""The object store tier passes the suite: on a real S3 server, and on obstore's own memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from obstore.store import MemoryStore
+
+from ckptflow.testing.conformance import TierConformance
+from ckptflow.tiers.objectstore import ObjectStoreTier
+from ckptflow.tiers.objectstore_opening import Bucket
+from ckptflow.tiers.opening import open_tier, spec_of
+from ckptflow.tiers.tier import Ordered, Sweeping, Tier
+
+
+class TestInMemory(TierConformance):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        store = MemoryStore()
+        bucket = Bucket(store, store, sorts=True, sorts_folders=True)
+        return ObjectStoreTier("s3://bucket/a/prefix", bucket=bucket)
+
+
+class Backwards:
+    """A store that lists in the wrong order, and from any name on all there is."""
+
+    def __init__(self) -> None:
+        self._inner = MemoryStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def list(self, prefix: str | None, *, offset: str | None, chunk_size: int) -> Any:
+        assert offset is None or chunk_size
+        return iter([list(reversed(self._inner.list(prefix).collect()))])
+
+
+class TestOnAStoreThatSortsNothing(TierConformance):
+    """Amazon's directory buckets do not."""
+
+    @pytest.fixture
+    def tier(self) -> Tier:
+        store = Backwards()
+        return ObjectStoreTier("s3://bucket--x-s3", bucket=Bucket(store, store))
+
+
+class TestOnAServer(TierConformance):
+    @pytest.fixture
+    def tier(self, s3_url: str) -> Tier:
+        return ObjectStoreTier(s3_url)
+
+
+class TestOpenedByItsAddress(TierConformance):
+    @pytest.fixture
+    def tier(self, s3_url: str) -> Tier:
+        return open_tier(spec_of(s3_url))
+
+    def test_it_can_do_more(self, tier: Tier) -> None:
+        assert isinstance(tier, Ordered)
+        assert isinstance(tier, Sweeping)
+        assert tier.level == 4
