@@ -152,14 +152,16 @@ class RetryingTier:
             return False
 
     def _resumed(self, listing: Callable[[], Iterator[str]]) -> Iterator[str]:
-        names, last = iter(listing()), ""  # No name is empty, so all are greater.
+        names: Iterator[str] | None = None
+        last = ""  # No name is empty, so all are greater.
 
         def following() -> str | None:
             nonlocal names
             try:
+                names = iter(listing()) if names is None else names
                 return next((name for name in names if name > last), None)
             except TierUnavailable:
-                names = iter(listing())
+                names = None  # It is asked for anew.
                 raise
 
         while (name := self._retried(following)) is not None:

@@ -27,11 +27,13 @@ class FaultProxy:
     Attributes:
         rule: decides what a request meets.
         requests: method and path of each request so far.
+        drop_headers: of requests, these are not passed on.
     """
 
     def __init__(self, upstream: str) -> None:
         self.rule: Callable[[str, str], Fault] = no_fault
         self.requests: list[tuple[str, str]] = []
+        self.drop_headers: tuple[str, ...] = ()
         host = urlsplit(upstream).netloc
         proxy = self
 
@@ -43,7 +45,9 @@ class FaultProxy:
             def forward(self, body: bytes) -> http.client.HTTPResponse:
                 connection = http.client.HTTPConnection(host, timeout=60)
                 self.upstream = connection
-                connection.request(self.command, self.path, body, dict(self.headers))
+                dropped = {name.lower() for name in proxy.drop_headers}
+                headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
+                connection.request(self.command, self.path, body, headers)
                 return connection.getresponse()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
