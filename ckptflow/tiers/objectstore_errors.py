@@ -72,7 +72,7 @@ def reason_of(error: BaseException) -> str:
         said.append("no credentials could be had from where they are kept")
     else:
         said.append(type(error).__name__)
-    return ": ".join(said)
+    return ": ".join(said).rstrip(". ")
 
 
 def class_of(error: BaseException) -> type[TierError]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
+from ckptflow.errors import ConfigError
 from ckptflow.testing.conformance import TierConformance
 from ckptflow.tiers.objectstore import ObjectStoreTier
 from ckptflow.tiers.objectstore_opening import Bucket
@@ -60,3 +61,28 @@ class TestOpenedByItsAddress(TierConformance):
         assert isinstance(tier, Ordered)
         assert isinstance(tier, Sweeping)
         assert tier.level == 4
+
+
+class Careless:
+    """A store that heeds no conditions, as some that speak like S3."""
+
+    def __init__(self) -> None:
+        self._inner = MemoryStore()
+
+    def put(self, path: str, data: bytes, *, mode: str, use_multipart: bool) -> None:
+        assert mode == "create"
+        self._inner.put(path, data, use_multipart=use_multipart)
+
+    def head(self, path: str) -> Any:
+        return self._inner.head(path)
+
+
+def test_a_store_that_ignores_conditions_holds_no_claims() -> None:
+    bucket = Bucket(Careless(), Careless())
+    with pytest.raises(ConfigError, match=r"told not to.*claims = false"):
+        ObjectStoreTier("s3://bucket", bucket=bucket).create("claim", b"mine")
+    tier = ObjectStoreTier("s3://bucket", bucket=bucket, claims=False)
+    assert not tier.can_create
+    assert tier.spec["claims"] is False
+    with pytest.raises(ConfigError, match="holds no claims"):
+        tier.create("claim", b"mine")

