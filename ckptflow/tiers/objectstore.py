@@ -17,6 +17,7 @@ that is opened from a spec, tries all of it again and knows its own creates.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.errors import AlreadyExists, ConfigError, CorruptionError
+from ckptflow.errors import AlreadyExists, ConfigError, CorruptionError, TierDenied
 from ckptflow.tiers.lastkeys import PAGE_KEYS, find_last
 from ckptflow.tiers.objectstore_calls import Calls
 from ckptflow.tiers.objectstore_errors import is_out_of_range
@@ -39,6 +40,7 @@ PART_BYTES, PARTS_AT_ONCE = 16 * MIB, 8
 RANGE_BYTES, RANGES_AT_ONCE = 8 * MIB, 8
 PARTS_MAX = 10_000  # S3's limit for one object.
 STALE_S = 86_400.0  # An upload that began a day ago has no writer any more.
+SWEEP_EVERY_S = 3600.0
 LEVEL = 4
 
 
@@ -77,6 +79,7 @@ class ObjectStoreTier:
         self._store = self._bucket.store
         self._calls = Calls(name, self._address, self._store)
         self._proven = False  # That the store heeds conditions.
+        self._next_sweep_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return (
@@ -245,10 +248,15 @@ class ObjectStoreTier:
     def sweep(self, prefix: str) -> int:
         """See `ckptflow.tiers.tier.Sweeping`: abort the uploads that nobody finishes.
 
-        On S3, where boto3 is installed. Azure forgets them after a week by itself.
+        On S3, where boto3 is installed, and whoever asks may list them; otherwise it is left
+        to a rule of the bucket. One folder is looked through once in `SWEEP_EVERY_S`.
         """
         folder = self._folder(check_key(prefix, prefix=True))
-        with self._calls.to("sweep", prefix):
+        now_s = time.monotonic()
+        if now_s < self._next_sweep_s.get(prefix, now_s):
+            return 0
+        self._next_sweep_s[prefix] = now_s + SWEEP_EVERY_S
+        with contextlib.suppress(TierDenied), self._calls.to("sweep", prefix):
             return abort_uploads(
                 self._address,
                 f"{folder}/" if folder else "",
@@ -256,6 +264,7 @@ class ObjectStoreTier:
                 endpoint=self._endpoint,
                 profile=self._profile,
             )
+        return 0
 
     # --- one request ---
 

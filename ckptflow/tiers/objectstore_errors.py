@@ -12,7 +12,7 @@ import re
 
 from ckptflow.errors import TierDenied, TierError, TierFull, TierUnavailable
 
-_DENIED_NAMES = ("PermissionDeniedError", "UnauthenticatedError")
+_DENIED_NAMES = ("PermissionDeniedError", "UnauthenticatedError", "NoCredentialsError")
 _DENIED_CODES = frozenset(
     {
         "AccessDenied",
@@ -58,13 +58,24 @@ _KINDS = {
 }
 
 
+def _code(error: BaseException) -> str:
+    """Return the store's own word for what went wrong, ``""`` if it gave none."""
+    response = getattr(error, "response", None)  # That is how botocore says it.
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", ""))
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
+
+
 def reason_of(error: BaseException) -> str:
     """Say what went wrong, in one line without secrets."""
     text = str(error)
     said: list[str] = []
-    if status := _STATUS.search(text):
-        said.append(f"{status[1]}{status[2]}")
-        said += [found[1] for pattern in (_CODE, _MESSAGE) if (found := pattern.search(text))]
+    status, code = _STATUS.search(text), _code(error)
+    if status or code:
+        said += [f"{status[1]}{status[2]}"] if status else []
+        said += [code] if code else []
+        said += [found[1] for found in [_MESSAGE.search(text)] if found]
     elif broken := _BROKEN.search(text):
         said.append(_KINDS[broken[1]])
         said += [found[0] for found in [_SYSTEM.search(text)] if found]
@@ -78,8 +89,7 @@ def reason_of(error: BaseException) -> str:
 def class_of(error: BaseException) -> type[TierError]:
     """Return what the caller should do about it, as a class of errors."""
     text = str(error)
-    status, found = _STATUS.search(text), _CODE.search(text)
-    code = found[1] if found else ""
+    status, code = _STATUS.search(text), _code(error)
     if code in _FULL_CODES or _FULL_WORDS.search(text) or (status and status[1] == "507"):
         return TierFull
     if code in _DENIED_CODES or type(error).__name__ in _DENIED_NAMES:
