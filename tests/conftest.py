@@ -14,7 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-pytest_plugins = ["witness"]  # Reads again, from the format page alone, what tests write.
+pytest_plugins = [
+    "witness",  # Reads again, from the format page alone, what tests write.
+    "object_stores",  # A real S3 server, started when the first test asks for it.
+]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -48,6 +51,9 @@ def _slow(config: pytest.Config) -> bool:
     return bool(config.getoption("--slow")) or os.environ.get("SLOW", "") not in {"", "0"}
 
 
+_SETTINGS = ("CKPTFLOW_", "SLURM_", "PARSL_", "XDG_", "AWS_", "GOOGLE_", "AZURE_")
+
+
 @pytest.fixture(autouse=True)
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in a folder, a home and an environment that nothing else uses.
@@ -62,8 +68,11 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(home))
     for name in os.environ:
-        if name.startswith(("CKPTFLOW_", "SLURM_", "PARSL_", "XDG_")):
+        if name.startswith(_SETTINGS):
             monkeypatch.delenv(name)
+    monkeypatch.setenv(
+        "AWS_EC2_METADATA_DISABLED", "true"
+    )  # Nobody asks the network who we are.
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ class Checkpointer:
     went wrong in the background, if nothing else is being raised.
 
     Args:
-        store: a folder, or tiers; the innermost is the one of the lowest level.
+        store: a folder or an address, or tiers; the innermost is that of the lowest level.
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,

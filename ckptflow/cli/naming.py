@@ -1,8 +1,9 @@
 """How stores and checkpoints are named on the command line.
 
-A store is given by ``--store FOLDER``, several times for several tiers, inner ones first; or
-by ``--site SITE``, whose tiers are taken; or by ``CKPTFLOW_STORE`` or ``CKPTFLOW_SITE`` in the
-environment, as for `ckptflow.run`; or it is that of the site ``local``, in the current folder.
+A store is given by ``--store PLACE``, a folder or an address, several times for several tiers,
+inner ones first; or by ``--site SITE``, whose tiers are taken; or by ``CKPTFLOW_STORE`` or
+``CKPTFLOW_SITE`` in the environment, as for `ckptflow.run`; or it is that of the site
+``local``, in the current folder.
 
 A checkpoint is ``RUN/TASK``, the newest, or ``RUN/TASK@STEP``, or, where two attempts saved
 the same step, ``RUN/TASK@STEP.ATTEMPT``. ``tests/unit/test_cli_naming.py``.
@@ -22,7 +23,7 @@ import typer
 from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.model import LineageId
 from ckptflow.site import load_site
-from ckptflow.site.tiers import PosixModel, TierModel, open_tiers
+from ckptflow.site.tiers import TierModel, model_at, open_tiers, place_of
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, check_store, lineages
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
@@ -32,8 +33,12 @@ STORE_VARIABLE, SITE_VARIABLE = "CKPTFLOW_STORE", "CKPTFLOW_SITE"
 DEFAULT_SITE = "local"
 
 StoreOption = Annotated[
-    list[Path] | None,
-    typer.Option("--store", help="Folder of a store; repeat for several tiers, inner first."),
+    list[str] | None,
+    typer.Option(
+        "--store",
+        help="Folder or address of a store (s3://bucket/prefix); repeat for several tiers, "
+        "inner first.",
+    ),
 ]
 SiteOption = Annotated[
     str | None, typer.Option("--site", help="Name of a site, or its TOML file: use its tiers.")
@@ -70,7 +75,7 @@ def parse_name(text: str) -> Name:
     )
 
 
-def open_store(stores: Sequence[Path] | None, site: str | None) -> list[Tier]:
+def open_store(stores: Sequence[str | Path] | None, site: str | None) -> list[Tier]:
     """Return the tiers to look at, inner ones first. At least one of them is a store.
 
     Raises:
@@ -81,23 +86,29 @@ def open_store(stores: Sequence[Path] | None, site: str | None) -> list[Tier]:
     """
     stores, site = _with_environment(stores, site)
     if stores:
-        tiers = open_tiers(_models(stores))
-        for tier, folder in zip(tiers, stores, strict=True):
+        models = _models(stores)
+        places = {
+            model.name: place_of(store) for model, store in zip(models, stores, strict=True)
+        }
+        tiers = open_tiers(models)
+        for tier in tiers:
             if not check_store(tier):
-                raise NotFoundError(f"There is no store in {folder.absolute()}.")
+                raise NotFoundError(f"There is no store in {places[tier.name]}.")
         return tiers
     tiers = load_site(site or DEFAULT_SITE).open_tiers()
     exist = [check_store(tier) for tier in tiers]
     if not any(exist):
         raise NotFoundError(
             f"There is no store yet on the tiers of site {site or DEFAULT_SITE!r} "
-            f"({', '.join(map(repr, tiers))}). Name a store with --store FOLDER, or in the "
+            f"({', '.join(map(repr, tiers))}). Name a store with --store PLACE, or in the "
             f"environment as {STORE_VARIABLE}."
         )
     return tiers
 
 
-def tiers_to_probe(stores: Sequence[Path] | None, site: str | None) -> tuple[list[Tier], str]:
+def tiers_to_probe(
+    stores: Sequence[str | Path] | None, site: str | None
+) -> tuple[list[Tier], str]:
     """Return tiers to try out, whether or not they are stores, and why none if none.
 
     What was named is tried; the default store only if it exists, since a probe would make it.
@@ -116,19 +127,19 @@ def tiers_to_probe(stores: Sequence[Path] | None, site: str | None) -> tuple[lis
 
 
 def _with_environment(
-    stores: Sequence[Path] | None, site: str | None
-) -> tuple[Sequence[Path], str | None]:
+    stores: Sequence[str | Path] | None, site: str | None
+) -> tuple[Sequence[str | Path], str | None]:
     """Return what the options say, or else the environment."""
     if stores and site:
         raise ConfigError("Give --store or --site, not both: a site names its tiers.")
     if not stores and not site:
         site = os.environ.get(SITE_VARIABLE)
         if store := os.environ.get(STORE_VARIABLE):
-            return [Path(store)], None
+            return [store], None
     return stores or (), site
 
 
-def _models(stores: Sequence[Path]) -> list[TierModel]:
+def _models(stores: Sequence[str | Path]) -> list[TierModel]:
     # The last is the one that outlives nodes, and holds the claims, as with a site's tiers.
     names = (
         ["store"]
@@ -137,8 +148,8 @@ def _models(stores: Sequence[Path]) -> list[TierModel]:
     )
     levels = [1] * (len(stores) - 1) + [SHARED_LEVEL]
     return [
-        PosixModel(kind="posix", name=name, level=level, path=folder.expanduser().absolute())
-        for name, level, folder in zip(names, levels, stores, strict=True)
+        model_at(store, name=name, level=level)
+        for name, level, store in zip(names, levels, stores, strict=True)
     ]
 
 

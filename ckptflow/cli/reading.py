@@ -37,8 +37,8 @@ def diff(
         float | None, typer.Option("--rtol", help="With --values: see --atol.")
     ] = None,
     store_b: Annotated[
-        list[Path] | None,
-        typer.Option("--store-b", help="Folder of the store of B, if that is another one."),
+        list[str] | None,
+        typer.Option("--store-b", help="Folder or address of the store of B, if another one."),
     ] = None,
     store: StoreOption = None,
     site: SiteOption = None,

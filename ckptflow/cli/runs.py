@@ -28,7 +28,8 @@ SiteOption = Annotated[
     str | None, typer.Option("--site", help="Name of a site, or its TOML file.")
 ]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Folder for checkpoints, instead of the site's.")
+    str | None,
+    typer.Option("--store", help="Folder or address for checkpoints, instead of the site's."),
 ]
 
 
@@ -154,7 +155,7 @@ def _program() -> str:
 
 
 def _execute(
-    launch: Launch, *, name: str | None, site: str | None, store: Path | None, as_json: bool
+    launch: Launch, *, name: str | None, site: str | None, store: str | None, as_json: bool
 ) -> Outcome:
     """Execute the script; what became of its run goes to stderr, whatever happened."""
     from ckptflow.workflow import script

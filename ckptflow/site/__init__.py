@@ -39,15 +39,15 @@ from ckptflow.site.tiers import (
     MEMORY_KINDS,
     UNSEALED_KINDS,
     Bytes,
-    PosixModel,
     Seconds,
     Strict,
     TierModel,
     inner_first,
+    model_at,
     open_tiers,
     tier_model,
 )
-from ckptflow.store.catalog import Lineage
+from ckptflow.store.catalog import SHARED_LEVEL, Lineage
 from ckptflow.store.packing import parse_packing
 from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.tier import Tier
@@ -200,8 +200,11 @@ class Site(Strict):
         return open_tiers(self.sealed_tiers)
 
     def with_store(self, store: str | Path) -> Site:
-        """Return this site with one folder as its only tier, and its runs beside it."""
-        tier = PosixModel(kind="posix", name="store", path=Path(store).absolute(), level=3)
+        """Return this site with one folder or address as its only tier.
+
+        Its runs lie in the folder, or else, with an address, in ``ckptflow-runs``.
+        """
+        tier = model_at(store, name="store", level=SHARED_LEVEL)
         update = {
             "tiers": (tier,),
             "run_dir": None,

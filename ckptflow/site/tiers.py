@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
+    field_validator,
     model_validator,
 )
 
@@ -30,7 +31,7 @@ from ckptflow.tiers.arena import ARENA_BYTES_MIN
 from ckptflow.tiers.arena_file import SHARED_MEMORY
 from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
 from ckptflow.tiers.numa import NODE_MAX
-from ckptflow.tiers.opening import open_tier
+from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import GIB, parse_bytes, parse_seconds
 
@@ -253,6 +254,21 @@ class GlobusModel(AnyTier):
         return super().below(folder).model_copy(update={"staging": folder / self.staging})
 
 
+class ObjectModel(AnyTier):
+    """A bucket: S3 and what speaks like it, Google Cloud Storage, Azure."""
+
+    kind: Literal["object"]
+    url: str
+    claims: bool = True
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@/?#]+/?$")] = None
+    profile: str | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        return str(spec_of(url)["url"])
+
+
 TierModel: TypeAlias = Annotated[
     PosixModel
     | MemoryModel
@@ -261,6 +277,7 @@ TierModel: TypeAlias = Annotated[
     | FilesystemModel
     | SftpModel
     | GlobusModel
+    | ObjectModel
     | PeerModel
     | RedundantModel,
     Field(discriminator="kind"),
@@ -269,6 +286,7 @@ TierModel: TypeAlias = Annotated[
 TIER_KINDS: dict[str, type[AnyTier]] = {
     "posix": PosixModel,
     "memory": MemoryModel,
+    "object": ObjectModel,
     "fsspec": FilesystemModel,
     "shared_memory": SharedMemoryModel,
     "device": DeviceModel,
@@ -293,6 +311,25 @@ def tier_model(fields: Mapping[str, Any]) -> TierModel:
         pydantic.ValidationError: there can be no such tier.
     """
     return _ANY_KIND.validate_python(fields)
+
+
+def place_of(store: str | Path) -> str:
+    """Return what a user named as a store, so that it means the same in another folder."""
+    if "://" in str(store):
+        return str(store)
+    return str(Path(store).expanduser().absolute())
+
+
+def model_at(store: str | Path, *, name: str, level: int) -> TierModel:
+    """Return the model of the tier at a folder or an address.
+
+    Its level is at least ``level``; a bucket has a higher one of its own.
+
+    Raises:
+        ConfigError: it is no address of any tier.
+    """
+    spec = spec_of(place_of(store))
+    return tier_model(spec | {"name": name, "level": max(level, spec["level"])})
 
 
 def inner_first(models: Sequence[TierModel]) -> list[TierModel]:

@@ -28,6 +28,7 @@ _KINDS = {
     "shared_memory": "ckptflow.tiers.shared_memory:SharedMemoryTier",
     "sftp": "ckptflow.tiers.sftp:SftpTier",
     "globus": "ckptflow.tiers.globus:GlobusTier",
+    "object": "ckptflow.tiers.objectstore:ObjectStoreTier",
     "peer": "ckptflow.tiers.peer:PeerTier",
     "redundant": "ckptflow.store.redundancy.tier:RedundantTier",
 }
@@ -39,6 +40,9 @@ _SCHEMES = {
     "globus": "globus",
     "shm": "shared_memory",
     "peer": "peer",
+    "s3": "object",
+    "gs": "object",
+    "az": "object",
 }
 
 

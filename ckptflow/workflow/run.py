@@ -91,7 +91,7 @@ def run(
     Args:
         name: tells runs in one store apart. The same name again is a restart.
         site: name or file of a site.
-        store: a folder for checkpoints; the site's tiers if not given.
+        store: a folder or an address for checkpoints; the site's tiers if not given.
         retries: what the failed tries of a task may cost in all, see `workflow.retry`.
         retry_handler: prices errors that ckptflow has no rule for.
         config: one's own Parsl Config, used as it is. What it lacks (memo, retry handler,

@@ -19,6 +19,7 @@ from pathlib import Path
 from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
+from ckptflow.site.tiers import place_of
 from ckptflow.store.catalog import Lineage, lineages
 from ckptflow.workflow import journal
 from ckptflow.workflow.restart import PlannedTask, plan
@@ -80,7 +81,7 @@ def execute(
     *,
     name: str | None = None,
     site: str | None = None,
-    store: Path | None = None,
+    store: str | Path | None = None,
     on_summary: Callable[[RunSummary], None] = lambda _summary: None,
 ) -> Outcome:
     """Execute a script in this process and return what became of it.
@@ -91,7 +92,7 @@ def execute(
         launch: the script.
         name: name of the run, instead of the script's.
         site: name or file of a site, instead of the script's.
-        store: folder for checkpoints, instead of the script's.
+        store: folder or address for checkpoints, instead of the script's.
         on_summary: told what became of the last run in it, also if the script raises.
 
     Raises:
@@ -102,7 +103,7 @@ def execute(
     variables = {
         RUN_VARIABLE: name,
         SITE_VARIABLE: site,
-        STORE_VARIABLE: None if store is None else str(store.expanduser().absolute()),
+        STORE_VARIABLE: None if store is None else place_of(store),
     }
     before = last_run()
     summary: RunSummary | None = None
@@ -121,14 +122,14 @@ def execute(
 
 
 def plan_restart(
-    name: str, *, site: str | None = None, store: Path | None = None
+    name: str, *, site: str | None = None, store: str | Path | None = None
 ) -> RestartPlan:
     """Return what starting a run again will do; nothing is started.
 
     Args:
         name: the run.
         site: name or file of its site, as for `execute`; ``local`` if not given.
-        store: folder of its checkpoints, if it was given one.
+        store: folder or address of its checkpoints, if it was given one.
 
     Raises:
         NotFoundError: there is no such run.
@@ -163,7 +164,7 @@ def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
     )
 
 
-def _place(site: str | None, store: Path | None) -> Site:
+def _place(site: str | None, store: str | Path | None) -> Site:
     """Return the site as `ckptflow.run` will see it."""
     chosen = load_site(site or os.environ.get(SITE_VARIABLE) or "local")
     folder = store or os.environ.get(STORE_VARIABLE)
