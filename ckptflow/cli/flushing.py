@@ -10,7 +10,6 @@ import enum
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -122,7 +121,7 @@ def scavenge_command(
     return ExitCode.OK if complete else ExitCode.UNFINISHED
 
 
-def _options(store: list[Path] | None, site: str | None, grace: str | None) -> Flushing:
+def _options(store: list[str] | None, site: str | None, grace: str | None) -> Flushing:
     if not store and not os.environ.get(naming.STORE_VARIABLE):
         site = site or os.environ.get(naming.SITE_VARIABLE, naming.DEFAULT_SITE)
     options = load_site(site).flush.options if site is not None else Flushing()
