@@ -23,7 +23,8 @@ from ckptflow.flush import Flushing, FlushRequest
 from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base
 from ckptflow.store.packing import Packing

@@ -25,7 +25,8 @@ from ckptflow.model import LineageId
 from ckptflow.site import load_site
 from ckptflow.site.tiers import TierModel, model_at, open_tiers, place_of
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, check_store, lineages
+from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, lineages
+from ckptflow.store.descriptor import check_store
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
 from ckptflow.tiers.tier import Tier
 

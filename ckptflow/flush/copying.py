@@ -25,7 +25,7 @@ from ckptflow.errors import (
 )
 from ckptflow.flush.limits import Bandwidth, ByteBudget
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
-from ckptflow.store.catalog import ensure_store
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.guards import hold
 from ckptflow.store.rereading import consolidated, is_whole
 from ckptflow.store.verify import check_pack

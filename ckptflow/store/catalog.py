@@ -10,8 +10,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,32 +23,25 @@ from ckptflow.errors import (
     ConfigError,
     CorruptionError,
     FencedError,
-    FormatError,
     NotFoundError,
     TierError,
 )
 from ckptflow.model import (
     LINEAGES,
     STEP_MAX,
-    STORE_KEY,
     CheckpointId,
     LineageId,
     Manifest,
     attempt_key,
     parse_attempt_key,
 )
-from ckptflow.tiers.sealing import MAGIC as SEAL_MAGIC
-from ckptflow.tiers.storekey import KEY_FILE_VARIABLE
+from ckptflow.store.descriptor import RECORD_BYTES_MAX, check_store, ensure_store
 from ckptflow.tiers.tier import Tier, last_keys
 
-STORE_VERSION = 1
 SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
-
-RECORD_BYTES_MAX = 1 << 20  # Of the descriptor and of what attempts record.
 
 _CLAIM_TRIES = 1000
 _LOOK_AT, _LOOK_FACTOR = 16, 8  # Keys looked at for the newest checkpoint: first, then.
-_STORE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,68 +432,6 @@ def lineages(tiers: Sequence[Tier], run: str | None = None) -> list[LineageId]:
                 with contextlib.suppress(ConfigError):  # Somebody else's folder.
                     found.add(LineageId(name, task))
     return sorted(found)
-
-
-def check_store(tier: Tier) -> bool:
-    """Return whether ``tier`` is a store already.
-
-    Raises:
-        FormatError: it is one of a newer version, or not one of ours.
-    """
-    try:
-        text = tier.get(STORE_KEY, size_bytes=RECORD_BYTES_MAX)
-    except NotFoundError:
-        return False
-    if text.startswith(SEAL_MAGIC):
-        raise FormatError(
-            f"Tier {tier.name!r} is a sealed store: give the file with its key, as key_file or "
-            f"in the environment as {KEY_FILE_VARIABLE}."
-        )
-    try:
-        descriptor = json.loads(text)
-        version = descriptor["version"]
-        known = descriptor["format"] == "ckptflow-store" and isinstance(version, int)
-    except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
-        raise FormatError(f"{STORE_KEY!r} on tier {tier.name!r} does not describe a store.")
-    if version > STORE_VERSION:
-        raise FormatError(
-            f"Tier {tier.name!r} is a store of format version {version}; this ckptflow knows "
-            f"version {STORE_VERSION}. Install a newer ckptflow; nothing was touched."
-        )
-    return True
-
-
-def ensure_store(tier: Tier) -> None:
-    """Make ``tier`` a store if it is not one."""
-    if not check_store(tier):
-        descriptor = {
-            "format": "ckptflow-store",
-            "version": STORE_VERSION,
-            "store": secrets.token_hex(16),
-        }
-        if not tier.can_create:
-            tier.put(STORE_KEY, [_json(descriptor)])  # Of two at once, the later one names it.
-            return
-        try:
-            tier.create(STORE_KEY, _json(descriptor))
-        except AlreadyExists:
-            check_store(tier)
-
-
-def store_id(tier: Tier) -> str:
-    """Return the id of a store, 32 hex digits; it stays when the store is moved.
-
-    Raises:
-        NotFoundError: ``tier`` is no store yet.
-        FormatError: its id is none.
-    """
-    check_store(tier)
-    identity = json.loads(tier.get(STORE_KEY)).get("store")
-    if not isinstance(identity, str) or not _STORE_ID.fullmatch(identity):
-        raise FormatError(f"{STORE_KEY!r} on tier {tier.name!r} gives the store no id.")
-    return identity
 
 
 def _resumed_step(attempt: int, record: Mapping[str, Any]) -> int | None:

@@ -24,7 +24,8 @@ from functools import partial
 from ckptflow.errors import NotFoundError
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
-from ckptflow.store.catalog import SHARED_LEVEL, Lineage, store_id
+from ckptflow.store.catalog import SHARED_LEVEL, Lineage
+from ckptflow.store.descriptor import store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
 from ckptflow.store.redundancy.release import held_keys

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
 from ckptflow.model import CheckpointId, Manifest, PackRef
-from ckptflow.store.catalog import Found, Lineage, decode_manifest, ensure_store
+from ckptflow.store.catalog import Found, Lineage, decode_manifest
 from ckptflow.store.checking.packs import PackCheck, PackChecker, check_pack
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.find import is_there
 from ckptflow.store.quarantine import lift_all
 from ckptflow.tiers.tier import Tier

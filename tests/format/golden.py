@@ -28,7 +28,7 @@ from ckptflow.data.filters import Filter
 from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, DeltaOp, LineageId
-from ckptflow.store.catalog import ensure_store
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.planning import plan
 from ckptflow.store.planning.drafting import RegionEncoding

@@ -36,9 +36,10 @@ from ckptflow.data.frames import Encoding
 from ckptflow.model import FILL, KEEP, CheckpointId, DeltaOp, LineageId, Manifest
 from ckptflow.store import memory as memory_module
 from ckptflow.store import partial, rewriting
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.checking.roots import RootChecker
 from ckptflow.store.consolidate import consolidate
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.planning import changes, drafting, layout, pieces, plan, repeats, wear
 from ckptflow.store.planning.choice import DELTA_BOUNDS

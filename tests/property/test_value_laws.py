@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.comparing import descent
 from ckptflow.store.comparing.descent import ArrayValues, compare_values
 from ckptflow.store.comparing.tally import Tolerance
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.memory import MemoryTier

@@ -15,7 +15,8 @@ from ckptflow.data.regions import flatten
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.prune import prune
 from ckptflow.store.restore import read_checkpoint

@@ -25,8 +25,9 @@ from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store import guards
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.consolidate import consolidate
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.guards import Notices
 from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base, NamedRegion

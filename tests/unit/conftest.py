@@ -9,7 +9,8 @@ import pytest
 
 from ckptflow.data.regions import flatten
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier

@@ -25,7 +25,8 @@ from ckptflow.errors import (
 )
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import STORE_KEY, CheckpointId, LineageId
-from ckptflow.store.catalog import Found, Lineage, check_store, ensure_store, lineages
+from ckptflow.store.catalog import Found, Lineage, lineages
+from ckptflow.store.descriptor import check_store, ensure_store
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier

@@ -9,7 +9,7 @@ import pytest
 from ckptflow.cli.naming import Name, open_store, parse_name, tiers_to_probe
 from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.model import LineageId
-from ckptflow.store.catalog import ensure_store
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.tiers.posix import PosixTier
 
 A = LineageId("exp", "a-1=x.y")

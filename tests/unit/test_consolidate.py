@@ -36,9 +36,10 @@ from ckptflow.model import (
 from ckptflow.policy.retention import Retention
 from ckptflow.store import partial, rewriting
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.consolidate import consolidate, plan_consolidation, shape_of
 from ckptflow.store.copies import open_pack
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.partial import PartialReader
 from ckptflow.store.prune import prune

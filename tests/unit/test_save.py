@@ -18,7 +18,8 @@ from ckptflow.data import pack as pack_module
 from ckptflow.data.encoding import Goal
 from ckptflow.errors import FencedError, TierError, TierFull, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId, Manifest
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion, remember
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root, write_checkpoint

@@ -16,7 +16,8 @@ from ckptflow.errors import TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import verify as verify_module
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import NamedRegion
 from ckptflow.store.save import checkpoint_root, write_checkpoint
 from ckptflow.store.verify import (

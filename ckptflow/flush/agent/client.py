@@ -37,7 +37,7 @@ from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import FlushRequest
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import ensure_store, store_id
+from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.tiers.tier import Tier
 
 RESTARTS_MAX = 5  # Agents that may die in a row before anything gets done.

@@ -32,7 +32,8 @@ from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import Flight, FlushProgress, FlushRequest
 from ckptflow.flush.scavenge import ScavengeReport, scavenge
 from ckptflow.model import Manifest
-from ckptflow.store.catalog import Lineage, store_id
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import store_id
 from ckptflow.store.prune import prune
 from ckptflow.tiers.tier import Tier
 

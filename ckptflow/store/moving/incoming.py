@@ -15,8 +15,9 @@ from dataclasses import replace
 from ckptflow import manifest as manifest_file
 from ckptflow.errors import AlreadyExists, CheckpointError, CorruptionError, NotFoundError
 from ckptflow.model import LineageId, Manifest, PackRef
-from ckptflow.store.catalog import decode_manifest, ensure_store
+from ckptflow.store.catalog import decode_manifest
 from ckptflow.store.copies import open_pack
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.moving.items import Item, ManifestItem, MoveReport, Pack, Record
 from ckptflow.tiers.tier import Tier
 

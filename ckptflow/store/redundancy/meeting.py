@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.groups import choose_sets
-from ckptflow.store.catalog import ensure_store, store_id
+from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.store.redundancy.announce import Announcement, announce, announced, withdraw
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.survey import Member

@@ -16,7 +16,7 @@ from ckptflow import manifest as manifest_file
 from ckptflow.data.buffers import Bytes
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef, parse_attempt_key
-from ckptflow.store.catalog import ensure_store
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.redundancy.coding import read_object
 from ckptflow.store.redundancy.stripes import DataPiece, parse_object_key
 from ckptflow.store.redundancy.survey import Seen, Survey

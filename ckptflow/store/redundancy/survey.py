@@ -16,7 +16,7 @@ from ckptflow.errors import CorruptionError, FormatError, NotFoundError, TierErr
 from ckptflow.manifest import seal
 from ckptflow.model import LINEAGES, CheckpointId, LineageId, PackRef
 from ckptflow.policy.groups import Node
-from ckptflow.store.catalog import ensure_store, store_id
+from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.store.redundancy.stripes import (
     REDUNDANCY,
     DataPiece,
