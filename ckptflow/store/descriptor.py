@@ -60,13 +60,12 @@ def ensure_store(tier: Tier) -> None:
             "version": STORE_VERSION,
             "store": secrets.token_hex(16),
         }
+        text = json.dumps(descriptor, sort_keys=True).encode()
         if not tier.can_create:
-            tier.put(
-                STORE_KEY, [json.dumps(descriptor, sort_keys=True).encode()]
-            )  # Of two at once, the later one names it.
+            tier.put(STORE_KEY, [text])  # Of two at once, the later one names it.
             return
         try:
-            tier.create(STORE_KEY, json.dumps(descriptor, sort_keys=True).encode())
+            tier.create(STORE_KEY, text)
         except AlreadyExists:
             check_store(tier)
 
