@@ -46,6 +46,7 @@ EMPTY_NAMES = {
 # code of the user runs (pickling an object of theirs), which may raise anything.
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/writer.py",
+    "ckptflow/flush/copying.py",
     "ckptflow/flush/flusher.py",
     "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/memo.py",
