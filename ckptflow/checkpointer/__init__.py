@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from ckptflow.checkpointer.arguments import (
     check_budget,
     checked_objects,
+    is_state,
     kept_on,
     metrics_of,
     notes_of,
@@ -70,8 +71,7 @@ class Checkpointer:
             often as it costs no more than 3.5 % of the time.
         keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
-        flushing: how they are copied: ``"agent"`` leaves it to a process of the node, so that
-            neither the end of the task nor its death waits for it or loses it; or a `Flushing`.
+        flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
         packing: how states are compared and stored: ``"auto"``, ``"small"``, or a `Packing`.
         rng: save and restore the global random states of Python, NumPy, and torch.
@@ -198,7 +198,7 @@ class Checkpointer:
             self._writer.settle()
         self._report()
         state: Any = initial
-        if callable(state) and not _is_state(state):
+        if callable(state) and not is_state(state):
             state = state()
         if state is None and self._objects:
             state = self._objects
@@ -298,9 +298,7 @@ class Checkpointer:
         self._report()
 
     def close(self) -> None:
-        """Finish what is being written and copied, then raise what went wrong, if anything.
-
-        Copies that an agent has taken go on without it; `Ticket.wait` still waits for them.
+        """Finish what is written and copied here (not by an agent); raise what went wrong.
 
         Raises:
             CheckpointError: the first background failure that nobody has met yet; the
@@ -503,7 +501,3 @@ class Checkpointer:
         for failure in failures:
             if not isinstance(failure, FencedError):  # That one is raised, and ends the task.
                 self._warn(f"{failure} The task goes on.")
-
-
-def _is_state(value: Any) -> bool:
-    return hasattr(value, "state_dict") or hasattr(value, "__array__")

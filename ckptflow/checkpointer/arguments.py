@@ -106,3 +106,8 @@ def checked_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
             f"{name} is no object of the state; give packing=Packing({name}={objects[name]!r})."
         )
     return dict(objects)
+
+
+def is_state(value: Any) -> bool:
+    """Tell whether a value that can be called is a state all the same: a module, an array."""
+    return hasattr(value, "state_dict") or hasattr(value, "__array__")

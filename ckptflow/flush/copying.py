@@ -10,16 +10,16 @@ not copied again, so an interrupted flush is simply repeated.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 from ckptflow import manifest as manifest_file
 from ckptflow.errors import (
     CheckpointError,
     CorruptionError,
     FlushError,
-    FormatError,
     NotFoundError,
     TierError,
 )
@@ -31,11 +31,17 @@ from ckptflow.store.rereading import consolidated, is_whole
 from ckptflow.store.verify import check_pack
 from ckptflow.tiers.tier import Tier
 
-_FAILED = (TierError, CorruptionError, NotFoundError, FormatError)
+_FAILED = (TierError, CorruptionError, NotFoundError)
+
+
+class GivenUp(FlushError):
+    """A copy was cancelled: nothing is wrong, and it may be asked for again."""
 
 
 class Transport:
     """What the packs of copies to one tier travel by: threads, memory, bandwidth.
+
+    The threads are daemons: an operation that hangs on a dead tier does not keep the process.
 
     Args:
         streams: how many packs at once.
@@ -48,7 +54,10 @@ class Transport:
         self, *, streams: int, budget: ByteBudget, bandwidth: Bandwidth, name: str = "pack"
     ) -> None:
         self.budget, self.bandwidth = budget, bandwidth
-        self._pool = ThreadPoolExecutor(streams, f"ckptflow-flush-{name}")
+        self._streams, self._name = streams, f"ckptflow-flush-{name}"
+        self._moves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     def each(self, packs: Sequence[PackRef], move: Callable[[PackRef], None]) -> None:
         """Call ``move`` with every pack, several at once, and raise the first error.
@@ -58,25 +67,44 @@ class Transport:
         if len(packs) == 1:
             move(packs[0])
             return
-        failed = threading.Event()
+        self._start(min(self._streams, len(packs)))
+        failures: list[BaseException] = []
+        ended = threading.Semaphore(0)
 
         def unless_failed(pack: PackRef) -> None:
-            if failed.is_set():
-                return
             try:
-                move(pack)
-            except BaseException:
-                failed.set()
-                raise
+                if not failures:
+                    move(pack)
+            except BaseException as error:  # noqa: BLE001 - the boundary of this thread
+                failures.append(error)
+            finally:
+                ended.release()
 
-        moves = [self._pool.submit(unless_failed, pack) for pack in packs]
-        wait(moves)
-        for one in moves:
-            one.result()
+        for pack in packs:
+            self._moves.put(partial(unless_failed, pack))
+        for _ in packs:
+            ended.acquire()
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        with self._lock:
+            for _ in self._threads:
+                self._moves.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _start(self, count: int) -> None:
+        with self._lock:
+            while len(self._threads) < count:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        while (move := self._moves.get()) is not None:
+            move()
 
 
 def copy_checkpoint(
@@ -237,7 +265,7 @@ class _Copy:
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
-            raise FlushError(
+            raise GivenUp(
                 f"A copy of {self._lineage} to tier {self._target.name!r} was given up before "
                 f"it was complete; what has arrived stays, and is used when it is tried again."
             )

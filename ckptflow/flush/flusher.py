@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ckptflow.errors import CheckpointError, FlushError, TierUnavailable
-from ckptflow.flush.copying import Transport, copy_checkpoint
+from ckptflow.flush.copying import GivenUp, Transport, copy_checkpoint
 from ckptflow.flush.lanes import QUEUE_MAX, Lane
 from ckptflow.flush.limits import Bandwidth, ByteBudget
 from ckptflow.flush.options import Flushing
@@ -92,10 +92,8 @@ class Flusher:
         for lane in list(self._lanes.values()):
             for flight in lane.take_out(is_meant):
                 request = flight.request
-                text = (
-                    f"{request.lineage} {request.id} is not copied to {request.target.name!r}"
-                )
-                self._fail(flight, FlushError(f"{text}: it was given up before it began."))
+                text = f"A copy of {request.lineage} {request.id} to {request.target.name!r}"
+                self._fail(flight, GivenUp(f"{text} was given up before it began."))
 
     def close(self) -> None:
         """Finish what is queued, then stop."""

@@ -47,6 +47,7 @@ EMPTY_NAMES = {
 # may raise anything.
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/writer.py",
+    "ckptflow/flush/copying.py",
     "ckptflow/flush/flusher.py",
     "ckptflow/tiers/foreign_errors.py",
     "ckptflow/workflow/attempt.py",

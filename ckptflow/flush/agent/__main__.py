@@ -1,4 +1,8 @@
-"""The process of an agent that was started on demand: see `ckptflow.flush.agent.starting`."""
+"""The process of an agent that was started on demand: see `ckptflow.flush.agent.starting`.
+
+All its threads are daemons, so that it ends when it should, although a put may hang: what is
+not through is in the ledger.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,6 @@ def main(folder: str, ready: str) -> None:
     except CheckpointError as error:
         say(f"{type(error).__name__}: {error}")
         raise
-    # A put that hangs must not keep the process: its request is in the ledger.
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

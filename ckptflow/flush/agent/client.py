@@ -26,7 +26,10 @@ from ckptflow.errors import (
     FlushError,
     FormatError,
     NotFoundError,
+    TierDenied,
     TierError,
+    TierFull,
+    TierUnavailable,
 )
 from ckptflow.flush.agent.folder import held, make_agent_folder, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
@@ -53,6 +56,17 @@ class _Asked:
     request: FlushRequest
     entry: Entry
     taken: bool = False  # Whether the agent has said that it is durable.
+
+
+def _error_of(message: Message) -> FlushError | None:
+    """Return the error that a message tells of, with the kind of its cause."""
+    if (text := message.get("error")) is None:
+        return None
+    error = FlushError(str(text))
+    causes = {one.kind: one for one in (TierError, TierUnavailable, TierFull, TierDenied)}
+    if (kind := message.get("cause")) in causes:
+        error.__cause__ = causes[kind](str(text))
+    return error
 
 
 class _TierLock:
@@ -223,7 +237,7 @@ class AgentFlusher:
     def _heard(self, message: Message) -> bool:
         """Act on a message; tell whether it brings anything to its end."""
         if message.get("event") == "over":
-            self._over(str(message.get("name")), message.get("error"))
+            self._over(str(message.get("name")), _error_of(message))
             return True
         name = str(message.get("id"))
         with self._changed:
@@ -241,11 +255,11 @@ class AgentFlusher:
             self._changed.notify_all()
         return True
 
-    def _over(self, name: str, error: str | None) -> None:
+    def _over(self, name: str, error: FlushError | None) -> None:
         with self._changed:
             asked = self._asked.pop(name, None)
         if asked is not None:
-            asked.request.on_done(None if error is None else FlushError(error))
+            asked.request.on_done(error)
         with self._changed:
             self._changed.notify_all()
             if self._closing and not self._asked:

@@ -215,13 +215,17 @@ class _Client:
         self._connection, self._lock = connection, threading.Lock()
 
     def send(self, message: Message) -> None:
+        """Send one message; see `protocol.send`."""
         with self._lock:
             send(self._connection, message)
 
-    def tell(self, entry: Entry, error: str | None) -> bool:
+    def tell(self, entry: Entry, error: CheckpointError | None) -> bool:
         """Tell that a copy is over; return whether it was heard."""
+        cause = error.__cause__ if error else None
+        kind = cause.kind if isinstance(cause, CheckpointError) else None
+        text = str(error) if error else None
         try:
-            self.send({"event": "over", "name": entry.name, "error": error})
+            self.send({"event": "over", "name": entry.name, "error": text, "cause": kind})
         except OSError:
             return False
         return True

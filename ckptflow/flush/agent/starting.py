@@ -40,10 +40,10 @@ _LOG_BYTES_MAX = 1 << 20
 _LAUNCH = """
 import os, sys
 if os.fork():
-    os._exit(0)
+    raise SystemExit
 os.setsid()
 if os.fork():
-    os._exit(0)
+    raise SystemExit
 command = [sys.executable, "-P", "-m", "ckptflow.flush.agent", *sys.argv[1:]]
 os.execv(sys.executable, command)
 """

@@ -26,7 +26,7 @@ from ckptflow.errors import (
 )
 from ckptflow.flush.agent.folder import held, lease_path, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger
-from ckptflow.flush.copying import manifest_on
+from ckptflow.flush.copying import GivenUp, manifest_on
 from ckptflow.flush.flusher import Flusher
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import Flight, FlushProgress, FlushRequest
@@ -39,7 +39,7 @@ from ckptflow.tiers.tier import Tier
 
 RETRY_S = 900.0  # For so long an agent tries a tier that does not answer.
 
-Follower = Callable[[Entry, str | None], bool]
+Follower = Callable[[Entry, CheckpointError | None], bool]
 """Told of an entry that it has arrived, or why not; returns whether anybody heard it."""
 
 _log = logging.getLogger("ckptflow")
@@ -145,7 +145,7 @@ class Work:
         def left() -> list[Entry]:
             return [entry for entry in self._entries.values() if is_meant(entry)]
 
-        def heard(_entry: Entry, _error: str | None) -> bool:
+        def heard(_entry: Entry, _error: CheckpointError | None) -> bool:
             return True
 
         with self._changed:
@@ -212,9 +212,9 @@ class Work:
 
     def _over(self, entry: Entry, error: CheckpointError | None) -> None:
         """Note that a copy has arrived, or failed, and tell who follows it."""
+        if isinstance(error, GivenUp):
+            return  # For the sake of others; it stays in the ledger.
         with self._changed:
-            if error is not None and self._paused:
-                return  # It was given up for the sake of others, and stays in the ledger.
             followers = self._followers.pop(entry.name, [])
             self._entries.pop(entry.name, None)
             if error is None:
@@ -223,10 +223,9 @@ class Work:
                 _log.error("%s", error)
                 self._ledger.fail(entry, str(error), reported=False)
             self._changed.notify_all()
-        text = None if error is None else str(error)
-        heard = [follower(entry, text) for follower in followers]
-        if text is not None and any(heard):
-            self._ledger.mark_reported(replace(entry, error=text))
+        heard = [follower(entry, error) for follower in followers]
+        if error is not None and any(heard):
+            self._ledger.mark_reported(replace(entry, error=str(error)))
 
     def _prune(self, request: FlushRequest) -> None:
         """Make room where a checkpoint has arrived, unless its attempt was overtaken."""

@@ -1,0 +1,258 @@
+"""A task that leaves its copies to an agent does them itself wherever no agent can.
+
+The agent is one of this very process, on its real socket, so that it can be made to refuse, to
+die and to be slow at will. ``tests/process/test_agent.py`` has real ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptflow.errors import CheckpointError, FlushError, TierFull, TierUnavailable
+from ckptflow.flush import Flusher, Flushing, FlushRequest
+from ckptflow.flush.agent import client as clients
+from ckptflow.flush.agent.client import AgentFlusher, open_flusher
+from ckptflow.flush.agent.folder import make_agent_folder, prune_lock_path, try_lock
+from ckptflow.flush.agent.protocol import connect
+from ckptflow.flush.agent.server import Agent
+from ckptflow.model import CheckpointId, LineageId, Manifest
+from ckptflow.policy.retention import Retention
+from ckptflow.store.catalog import Lineage
+from ckptflow.testing.faults import FaultyTier
+from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.tier import Tier
+
+SaveState = Callable[..., Lineage]
+LINEAGE = LineageId("exp", "task")
+OPTIONS = Flushing(agent=True, retry_s=0, idle_s=3600)
+LONG_S = 60.0
+
+
+class Outcome:
+    """Who waits for a copy."""
+
+    def __init__(self) -> None:
+        self.over, self.error = threading.Event(), None
+
+    def __call__(self, error: CheckpointError | None) -> None:
+        self.error = error
+        self.over.set()
+
+
+class Serving:
+    """Agents of this process, one after another."""
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        self.tiers = tiers
+        self.folder = make_agent_folder([tier.spec for tier in tiers])
+        self.started = 0
+        self.agent: Agent | None = None
+        self.thread: threading.Thread | None = None
+
+    def start(self, *_arguments: object) -> str:
+        self.started += 1
+        self.agent = Agent(self.folder, self.tiers, OPTIONS)
+        self.agent.listen()
+        self.thread = threading.Thread(target=self.agent.serve)
+        self.thread.start()
+        return "ready"
+
+    def stop(self) -> None:
+        if self.agent is not None:
+            self.agent.stop(0.0)
+            self.thread.join()
+            self.agent = None
+
+
+@pytest.fixture
+def disk(tmp_path: Path, save_state: SaveState) -> PosixTier:
+    tier = PosixTier(tmp_path / "disk", name="disk", level=1)
+    for step in (1, 2, 3):
+        state = {"w": np.random.default_rng(step).standard_normal(300)}
+        save_state(tier, str(LINEAGE), step, state)
+    return tier
+
+
+@pytest.fixture
+def pfs(tmp_path: Path) -> PosixTier:
+    return PosixTier(tmp_path / "pfs", name="pfs", level=3)
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Serving]]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made: list[Serving] = []
+
+    def make(*tiers: Tier) -> Serving:
+        made.append(Serving(list(tiers)))
+        monkeypatch.setattr("ckptflow.flush.agent.starting.start", made[-1].start)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def flusher_of(*tiers: Tier) -> AgentFlusher:
+    return AgentFlusher(tiers, options=OPTIONS, own=partial(Flusher, tiers, options=OPTIONS))
+
+
+def request(
+    source: Tier, target: Tier, step: int, done: Callable[[CheckpointError | None], None]
+) -> FlushRequest:
+    manifest: Manifest = Lineage([source], LINEAGE).manifest_on(source, CheckpointId(step, 1))
+    return FlushRequest(manifest, target, done, Retention(newest=None))
+
+
+def steps_on(tier: Tier) -> list[int]:
+    return sorted(found.id.step for found in Lineage([tier], LINEAGE).valid())
+
+
+def test_the_agent_copies_and_tells(disk, pfs, serve) -> None:
+    serving, flusher = serve(disk, pfs), flusher_of(disk, pfs)
+    outcomes = [Outcome() for _ in range(3)]
+    for step, done in enumerate(outcomes, start=1):
+        flusher.submit(request(disk, pfs, step, done))
+    for done in outcomes:
+        assert done.over.wait(LONG_S)
+        assert done.error is None
+    flusher.close()
+    assert steps_on(pfs) == [1, 2, 3]
+    assert serving.started == 1
+    assert flusher.in_flight(LINEAGE) == []
+
+
+def test_an_agent_that_ends_is_replaced_and_asked_again(disk, pfs, serve) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(operation: str, key: str) -> None:
+        if operation == "put" and not go_on.is_set():
+            held.set()
+            go_on.wait(LONG_S)
+
+    serving, flusher = serve(disk, FaultyTier(pfs, hold)), flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert held.wait(LONG_S)
+    serving.stop()
+    go_on.set()
+    assert done.over.wait(LONG_S)
+    flusher.close()
+    assert done.error is None
+    assert serving.started == 2
+    assert steps_on(pfs) == [1]
+
+
+def test_a_memory_of_this_process_is_copied_from_and_to_by_it(pfs, serve, save_state) -> None:
+    memory = MemoryTier("memory", level=0)
+    save_state(memory, str(LINEAGE), 1, {"w": np.arange(9.0)})
+    # The agent opens the tiers anew, and its memory is another one.
+    serve(MemoryTier("memory", level=0), pfs)
+    flusher = flusher_of(memory, pfs)
+    flusher.submit(request(memory, pfs, 1, done := Outcome()))
+    flusher.close()
+    assert done.error is None
+    assert steps_on(pfs) == [1]
+
+
+def test_what_is_memory_here_is_not_called_safe_because_the_agent_has_some(disk, serve) -> None:
+    elsewhere, here = MemoryTier("far", level=3), MemoryTier("far", level=3)
+    serve(disk, elsewhere)
+    flusher = flusher_of(disk, here)
+    flusher.submit(request(disk, here, 1, done := Outcome()))
+    flusher.close()
+    assert done.error is None
+    assert steps_on(here) == [1]
+    assert list(elsewhere.iter_keys("")) == []
+
+
+def test_where_no_agent_can_be_started(disk, pfs, serve, monkeypatch) -> None:
+    serve(disk, pfs)
+
+    def refuse(*_arguments: object) -> str:
+        raise TierUnavailable("no process can be made")
+
+    monkeypatch.setattr("ckptflow.flush.agent.starting.start", refuse)
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert done.over.wait(LONG_S)
+    flusher.submit(request(disk, pfs, 2, again := Outcome()))
+    flusher.close()
+    assert (done.error, again.error) == (None, None)
+    assert steps_on(pfs) == [1, 2]
+
+
+def test_agents_that_die_again_and_again_are_not_asked_for_ever(
+    disk, pfs, serve, monkeypatch
+) -> None:
+    serving = serve(disk, pfs)
+    monkeypatch.setattr(clients, "send", lambda connection, _message: connection.shutdown(2))
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    flusher.close()
+    assert done.error is None
+    assert steps_on(pfs) == [1]
+    assert serving.started == 1
+
+
+def test_a_failure_comes_with_the_kind_of_its_cause(disk, pfs, serve) -> None:
+    def full(operation: str, key: str) -> None:
+        if operation == "put":
+            raise TierFull("no room left")
+
+    serve(disk, FaultyTier(pfs, full))
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert done.over.wait(LONG_S)
+    flusher.close()
+    assert isinstance(done.error, FlushError)
+    assert isinstance(done.error.__cause__, TierFull)
+    assert "did not reach tier 'pfs' (level 3): no room left" in str(done.error)
+
+
+def test_a_folder_that_is_not_safe_is_done_without(disk, pfs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "ckptflow").mkdir()
+    (tmp_path / "ckptflow").chmod(0o777)
+    flusher = open_flusher([disk, pfs], options=OPTIONS, after_copy=lambda _request: None)
+    assert isinstance(flusher, Flusher)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    flusher.close()
+    assert done.error is None
+
+
+def test_one_tier_needs_no_agent(disk, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    open_flusher([disk], options=OPTIONS, after_copy=lambda _request: None).close()
+    assert not (tmp_path / "ckptflow").exists()
+
+
+def test_a_save_to_a_tier_and_a_prune_by_the_agent_exclude_each_other(disk, pfs, serve) -> None:
+    serving, flusher = serve(disk, pfs), flusher_of(disk, pfs)
+    path = prune_lock_path(serving.folder, LINEAGE, "pfs")
+    with flusher.tier_lock(LINEAGE, pfs):
+        assert try_lock(path) is None
+    shutil.rmtree(serving.folder)  # By whatever cleans up: saves go on.
+    with flusher.tier_lock(LINEAGE, pfs):
+        pass
+
+
+def test_more_than_one_client(disk, pfs, serve) -> None:
+    serving = serve(disk, pfs)
+    flushers = [flusher_of(disk, pfs) for _ in range(3)]
+    outcomes = [Outcome() for _ in flushers]
+    for flusher, done in zip(flushers, outcomes, strict=True):
+        flusher.submit(request(disk, pfs, 2, done))
+    for flusher, done in zip(flushers, outcomes, strict=True):
+        assert done.over.wait(LONG_S)
+        flusher.close()
+    assert [one.error for one in outcomes] == [None] * 3
+    with connect(serving.folder):
+        pass
