@@ -67,6 +67,8 @@ class CuttingProxy:
                 client.close()
                 continue
             self._pairs.append((client, server))
+            for one in (client, server):  # Small requests would wait for each other.
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.accepted += 1
             self._begin(self._pass_on, client, server, self._limit_bytes)
             self._begin(self._pass_on, server, client, None)
