@@ -158,10 +158,16 @@ class SftpModel(AnyTier):
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
     user: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._@+-]+$")] = None
     path: Annotated[str, Field(min_length=1)]
-    identity: str | None = None
-    known_hosts: str | None = None
+    identity: Path | None = None
+    known_hosts: Path | None = None
     connections: Annotated[int, Field(ge=1, le=64)] = 4
     timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
+
+    def below(self, folder: Path) -> SftpModel:
+        """See `AnyTier.below`."""
+        given = {"identity": self.identity, "known_hosts": self.known_hosts}
+        paths = {name: folder / path.expanduser() for name, path in given.items() if path}
+        return self.model_copy(update=paths)
 
 
 class PeerModel(AnyTier):

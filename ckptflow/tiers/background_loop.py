@@ -54,6 +54,11 @@ def _loop() -> asyncio.AbstractEventLoop:
         return _loops[-1]
 
 
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 (a thread that is not in the child may have held it)
+    _lock = threading.Lock()
+
+
 def _stop() -> None:
     if _owner_pid != os.getpid():
         return
@@ -71,3 +76,4 @@ def _stop() -> None:
 
 
 atexit.register(_stop)
+os.register_at_fork(after_in_child=_after_fork)

@@ -80,7 +80,7 @@ class GlobusTier:
         self._polling = polling or Polling(deadline_s)
         self._where = f"tier {name!r} (globus://{places.collection}{places.path})"
         self._lock = threading.Lock()
-        self._made: Carrier | None = None
+        self._made: tuple[int, Carrier] | None = None  # With the process that made it.
 
     def __repr__(self) -> str:
         return f"GlobusTier({self._where}, level={self._level})"
@@ -264,10 +264,13 @@ class GlobusTier:
                 yield key
 
     def _carrier(self) -> Carrier:
-        """Return what asks Globus; made when first needed, since that may need a login."""
+        """Return what asks Globus; made when first needed, since that may need a login.
+
+        A forked child makes its own, since two processes cannot share a connection.
+        """
         with self._lock:
-            if self._made is None:
-                self._made = Carrier(
+            if self._made is None or self._made[0] != os.getpid():
+                carrier = Carrier(
                     self._places,
                     client=self._client or transfer_client(self._data_access),
                     polling=self._polling,
@@ -275,7 +278,8 @@ class GlobusTier:
                     cache_bytes=self._cache_bytes,
                     where=self._where,
                 )
-            return self._made
+                self._made = (os.getpid(), carrier)
+            return self._made[1]
 
     def _translated(self, verb: str, key: str) -> contextlib.AbstractContextManager[None]:
         return translated(verb, key, self._where)

@@ -176,9 +176,8 @@ class SftpTier:
 
         async def action(sftp: Any) -> bytes:
             left = max(0, await sftp_files.size_of(sftp, path) - start_bytes)
-            data = bytearray(left if size_bytes is None else min(size_bytes, left))
-            filled = await sftp_files.read_into(sftp, path, memoryview(data), start_bytes)
-            return bytes(memoryview(data)[:filled])
+            wanted = left if size_bytes is None else min(size_bytes, left)
+            return await sftp_files.read_pieces(sftp, path, start_bytes, wanted)
 
         return self._do("read", key, action)
 

@@ -60,9 +60,8 @@ class SftpConnections:
     """Lends connections, at most ``limit`` at once; the others wait."""
 
     def __init__(self, address: SftpAddress, *, limit: int) -> None:
-        self._address, self._pid = address, os.getpid()
-        self._free = threading.BoundedSemaphore(limit)
-        self._idle: list[_Connection] = []  # Touched in the loop only.
+        self._address, self._limit = address, limit
+        self._begin()
 
     def use(self, action: Callable[[Any], Awaitable[_T]], *, repeatable: bool = True) -> _T:
         """Return what ``action`` returns, called with an ``asyncssh.SFTPClient``.
@@ -77,7 +76,7 @@ class SftpConnections:
             OSError: no connection could be made.
         """
         if self._pid != os.getpid():  # Forked: these connections are our parent's.
-            self._pid, self._idle = os.getpid(), []
+            self._begin()
         with self._free:
             return run_async(self._use(action, repeatable=repeatable))
 
@@ -85,6 +84,10 @@ class SftpConnections:
         """Close, soon, what is not lent. Another call of `use` connects anew."""
         if self._pid == os.getpid():
             call_soon(self._close_idle)
+
+    def _begin(self) -> None:
+        self._pid, self._free = os.getpid(), threading.BoundedSemaphore(self._limit)
+        self._idle: list[_Connection] = []  # Touched in the loop only.
 
     def _close_idle(self) -> None:
         while self._idle:

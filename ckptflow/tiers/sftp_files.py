@@ -24,6 +24,7 @@ from ckptflow.tiers.tier import is_key_part
 from ckptflow.units import MIB
 
 _BATCH_BYTES = 8 * MIB  # Handed over at once, and sent as many requests that do not wait.
+_PIECE_BYTES = 64 * MIB  # So much is allocated at once for what is read.
 _READ_ONLY = 1  # The bit of SFTP's `f_flag` that says so.
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 
@@ -66,6 +67,23 @@ async def read_into(sftp: Any, path: str, view: memoryview, start_bytes: int) ->
             view[first : first + len(piece)] = piece
             filled += len(piece)
     return filled
+
+
+async def read_pieces(sftp: Any, path: str, start_bytes: int, size_bytes: int) -> bytes:
+    """Return ``size_bytes`` from ``start_bytes`` on, or up to where the file ends.
+
+    What a server says of sizes is not trusted with memory; only what it sends is.
+    """
+    pieces: list[memoryview] = []
+    left = size_bytes
+    while left:
+        piece = bytearray(min(left, _PIECE_BYTES))
+        filled = await read_into(sftp, path, memoryview(piece), start_bytes)
+        pieces.append(memoryview(piece)[:filled])
+        if filled < len(piece):
+            break
+        start_bytes, left = start_bytes + filled, left - filled
+    return b"".join(pieces)
 
 
 async def size_of(sftp: Any, path: str) -> int:

@@ -121,6 +121,49 @@ def test_a_put_that_breaks_off_shows_nothing(
     assert [path.name for path in (store / "a").iterdir()] == ["key"]
 
 
+CUTS = 16
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["requests", "answers"])
+def test_a_connection_cut_anywhere(server: SftpServer, tmp_path: Path, answers: bool) -> None:
+    """A value that is written anew is the old one or the new one, and a claim has one winner.
+
+    Method: count the bytes of an undisturbed trial, then repeat it, cut at places that are
+    evenly spread over them, so in the handshake, in requests, and between them.
+    """
+
+    def trial(store: Path, limit_bytes: int | None) -> tuple[int, list[str]]:
+        PosixTier(store).put("key", [b"before"])
+        proxy = CuttingProxy(server.port, limit_bytes=limit_bytes, answers=answers)
+        done = []
+        with proxy.running(), server.tier(store, **through(proxy, server)) as tier:
+            for name, work in (
+                ("put", lambda: tier.put("key", [b"after" * 100])),
+                ("create", lambda: tier.create("claim", b"mine")),
+            ):
+                try:
+                    work()
+                except TierUnavailable:
+                    break
+                done.append(name)
+        return proxy.passed[int(answers)], done
+
+    total_bytes, done = trial(tmp_path / "undisturbed", None)
+    assert done == ["put", "create"]
+    seen = set()
+    for number in range(CUTS):
+        store = tmp_path / f"{number}"
+        _, done = trial(store, 1 + number * total_bytes // CUTS)
+        value = PosixTier(store).get("key")
+        assert value in {b"before", b"after" * 100}
+        assert ("put" not in done) or value != b"before"
+        claims = [key for key in PosixTier(store).iter_keys("") if key == "claim"]
+        assert ("create" not in done) or claims
+        assert all(PosixTier(store).get(key) == b"mine" for key in claims)
+        seen.add((len(done), value[:6]))
+    assert len(seen) >= 2, "cuts at different places"
+
+
 # --- connections -----------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """A TCP proxy on the loopback that breaks connections at a place that is known.
 
-It counts the bytes that clients send. At ``limit_bytes`` of one connection it either cuts that
-connection or stops passing on its bytes (``stall``), and sets ``reached``.
+It counts the bytes of each connection, those that the client sends or those that it gets
+(``answers``). At ``limit_bytes`` it either cuts that connection or stops passing on its bytes
+(``stall``), and sets ``reached``.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ class CuttingProxy:
         port: where clients connect.
         reached: set when a connection has come to its limit.
         accepted: so many connections were made.
+        passed: so many bytes came from clients, and so many went to them, in all.
     """
 
     def __init__(
-        self, port: int, *, limit_bytes: int | None = None, stall: bool = False
+        self,
+        port: int,
+        *,
+        limit_bytes: int | None = None,
+        answers: bool = False,
+        stall: bool = False,
     ) -> None:
         self._target, self._limit_bytes, self._stall = port, limit_bytes, stall
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.reached, self._released = threading.Event(), threading.Event()
         self.accepted = 0
+        self.passed = [0, 0]
+        self._answers = answers
         self._threads: list[threading.Thread] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
 
@@ -67,16 +76,23 @@ class CuttingProxy:
                 client.close()
                 continue
             self._pairs.append((client, server))
+            for one in (client, server):  # Small requests would wait for each other.
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.accepted += 1
-            self._begin(self._pass_on, client, server, self._limit_bytes)
-            self._begin(self._pass_on, server, client, None)
+            for way, ends in enumerate([(client, server), (server, client)]):
+                limit = self._limit_bytes if way == int(self._answers) else None
+                self._begin(self._pass_on, *ends, limit, way)
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, limit: int | None) -> None:
+    def _pass_on(
+        self, source: socket.socket, target: socket.socket, limit: int | None, way: int
+    ) -> None:
         passed = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 passed += len(data)
+                self.passed[way] += len(data)
                 if limit is not None and passed >= limit:
+                    target.sendall(data[: len(data) - (passed - limit)])
                     self.reached.set()
                     if self._stall:
                         self._released.wait()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +27,11 @@ def openssh_sftp_server() -> str | None:
     return shutil.which("sftp-server") or next(
         (found for place in places if (found := shutil.which("sftp-server", path=place))), None
     )
+
+
+def openssh_server() -> str | None:
+    """Return the path of OpenSSH's server, where it is installed."""
+    return shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 
 
 @dataclass
@@ -52,20 +59,27 @@ class SftpServer:
 
     def start(self) -> SftpServer:
         """Start it, on the port that it had before if it has run."""
-        (self.folder / "port").unlink(missing_ok=True)
-        script = Path(__file__).with_name("sftp_server.py")
-        self._process = subprocess.Popen(
-            [sys.executable, script, self.folder, "--port", str(self.port), *self.arguments]
-        )
+        self._process = self._started()
         end_s = time.monotonic() + START_S
-        while not (self.folder / "port").exists():
+        while not self._listens():
             assert self._process.poll() is None, "the SFTP server ended"
             assert time.monotonic() < end_s, f"no SFTP server after {START_S} s"
             time.sleep(0.02)
-        self.port = int((self.folder / "port").read_text())
         public = (self.folder / "host_key.pub").read_text()
         (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {public}")
         return self
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        (self.folder / "port").unlink(missing_ok=True)
+        script = Path(__file__).with_name("sftp_server.py")
+        return subprocess.Popen(
+            [sys.executable, script, self.folder, "--port", str(self.port), *self.arguments]
+        )
+
+    def _listens(self) -> bool:
+        told = self.folder / "port"
+        self.port = int(told.read_text()) if told.exists() else self.port
+        return told.exists()
 
     @property
     def pid(self) -> int:
@@ -92,7 +106,7 @@ class SftpServer:
         fields: dict[str, object] = {
             "host": "127.0.0.1",
             "port": self.port,
-            "user": "somebody",
+            "user": getpass.getuser(),
             "identity": str(self.folder / "identity"),
             "known_hosts": str(self.folder / "known_hosts"),
             "timeout_s": 20.0,
@@ -107,3 +121,43 @@ class SftpServer:
             yield tier
         finally:
             tier.close()
+
+
+@dataclass
+class OpensshServer(SftpServer):
+    """OpenSSH's own server, for the user that runs the tests."""
+
+    def problem(self) -> str | None:
+        """Return why it does not start here: root needs a user and a folder for it."""
+        command = [*self._command(), "-t"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return (result.stderr.strip() or "unknown") if result.returncode else None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("w") as log:
+            return subprocess.Popen([*self._command(), "-D", "-e"], stderr=log)
+
+    def _command(self) -> list[str]:
+        if not self.port:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self.port = free.getsockname()[1]
+        fields = {
+            "ListenAddress": f"127.0.0.1:{self.port}",
+            "HostKey": self.folder / "host_key",
+            "AuthorizedKeysFile": self.folder / "authorized_keys",
+            "PidFile": "none",
+            "StrictModes": "no",  # The folders of tests may be those of everybody.
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+            "Subsystem": "sftp internal-sftp",
+        }
+        path = self.folder / "sshd_config"
+        path.write_text("".join(f"{name} {value}\n" for name, value in fields.items()))
+        return [f"{openssh_server()}", "-f", str(path)]
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except OSError:
+            return False
+        return True
