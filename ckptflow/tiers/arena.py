@@ -99,7 +99,8 @@ def is_formatted(header: bytes, size_bytes: int) -> bool:
         return False
     if words[0] != _MAGIC:
         raise ArenaDamagedError("something else than an arena lies there")
-    if words[3] != _seal(words[:3]) or words[1] > size_bytes or words[2] != slots_of(words[1]):
+    sizes_fit = ARENA_BYTES_MIN <= words[1] <= size_bytes and words[2] == slots_of(words[1])
+    if words[3] != _seal(words[:3]) or not sizes_fit:
         raise ArenaDamagedError("its header is damaged")
     return True
 

@@ -378,13 +378,11 @@ class SharedMemoryTier:
 
     def _open_file(self, *, make: bool) -> Mapped | None:
         wanted_bytes = self._capacity_bytes // _PAGE_BYTES * _PAGE_BYTES
-        if self._file != self._device:
-            if make:
-                arena_file.make_own_folder(self._file.parent)
-            elif not self._file.parent.is_dir():
-                return None
-            else:
-                arena_file.make_own_folder(self._file.parent)  # Is it ours?
+        if self._file == self._device:
+            return arena_file.open_device(self._file, wanted_bytes if make else None)
+        if not make and not self._file.parent.is_dir():
+            return None
+        arena_file.make_own_folder(self._file.parent)
         mapped = arena_file.open_file(
             self._file, wanted_bytes if make else None, node=self._node
         )
