@@ -29,7 +29,13 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.tiers import arena_file, numa
-from ckptflow.tiers.arena import ARENA_BYTES_MIN, ArenaFullError, Entry, KeyTakenError
+from ckptflow.tiers.arena import (
+    ARENA_BYTES_MIN,
+    ArenaDamagedError,
+    ArenaFullError,
+    Entry,
+    KeyTakenError,
+)
 from ckptflow.tiers.arena_file import Mapped
 from ckptflow.tiers.shelf import folders_of
 from ckptflow.tiers.tier import check_key, is_key_part
@@ -366,6 +372,8 @@ class SharedMemoryTier:
             if isinstance(error, PermissionError):
                 raise TierDenied(f"May not {where}: {error}. Mend its rights.") from error
             raise TierUnavailable(f"Cannot {where}: {error}.") from error
+        except ArenaDamagedError as error:
+            raise TierUnavailable(f"Cannot {verb} {key!r}: {self._file}: {error}.") from error
 
     def _open(self, *, make: bool = False) -> Mapped | None:
         """Return the arena; it is made when something is to be put into it."""

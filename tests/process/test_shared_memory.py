@@ -167,8 +167,8 @@ def test_killed_writers_leave_only_whole_values(arena: str) -> None:
 
 
 @pytest.mark.slow
-def test_sixty_killed_writers_leave_only_whole_values(arena: str) -> None:
-    churn(arena, kills=60)
+def test_forty_killed_writers_leave_only_whole_values(arena: str) -> None:
+    churn(arena, kills=40)
 
 
 def test_a_thousand_values_need_few_files(arena: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import subprocess
 import uuid
@@ -21,7 +22,14 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.tiers import arena_file, numa
-from ckptflow.tiers.arena import ArenaDamagedError, format_arena, is_formatted, slots_of
+from ckptflow.tiers.arena import (
+    ArenaDamagedError,
+    _changes,
+    _word,
+    format_arena,
+    is_formatted,
+    slots_of,
+)
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.tiers.tier import Tier
@@ -175,6 +183,42 @@ def test_what_is_damaged_in_the_index_is_not_there(name: str) -> None:
     assert again.sweep() == 0
     again.put("b", [b"new"])
     assert list(again.iter_keys("")) == ["a", "b"]
+
+
+def test_whatever_bits_of_the_index_flip_no_value_is_wrong(name: str) -> None:
+    """A key that was deleted must not come back with the bytes of another."""
+    rng = random.Random(3)
+    tier = SharedMemoryTier(name, capacity_bytes=MIB)
+    for key in ("old", "a", "b", "gone"):
+        tier.put(key, [key.encode() * 1000])
+    tier.delete("old")
+    tier.delete("gone")
+    tier.put("c", [b"c" * 2500])  # Where the old one was.
+    mapped = tier._open()
+    assert mapped is not None
+    arena = mapped.arena
+    index = arena.bytes[4096 : arena._first_bytes + 4000]
+    good, places = index.copy(), [*range(48), *range(4096 * 8, 4096 * 8 + 4 * 32)]
+    for number in range(400):
+        for at in rng.sample(places, 1 + number % 3):
+            index[at] ^= 1 << rng.randrange(8)
+        again = SharedMemoryTier(name, capacity_bytes=MIB)
+        found = {key: again.get(key) for key in again.iter_keys("")}
+        again.sweep()
+        assert found.items() <= {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 2500}.items()
+        arena_of = again._open()
+        assert arena_of is not None
+        arena_of.arena.close()
+        index[:] = good
+
+
+def test_every_bit_of_a_state_counts() -> None:
+    for word in (_word(5, 12, 2), _word(0, 1, 0)):
+        slot = 5 if word & 3 else 0
+        assert _word(slot, _changes(word), word & 3) == word
+        for bit in range(64):
+            broken = word ^ 1 << bit
+            assert _word(slot, _changes(broken), broken & 3) != broken
 
 
 def test_an_arena_that_is_there_keeps_its_size(name: str) -> None:
