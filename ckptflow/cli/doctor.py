@@ -208,8 +208,8 @@ def _tier_rows(one: Probe) -> list[tuple[str, str]]:
 def _tier(one: Probe) -> str:
     if one.problem:
         return f"{one.tier} (level {one.level}): FAILED"
-    size = format_bytes(one.size_bytes)
+    size, done = format_bytes(one.size_bytes), "durable" if one.level else "written"
     return (
-        f"{one.tier} (level {one.level}): {size} durable in {format_seconds(one.write_s)}, "
+        f"{one.tier} (level {one.level}): {size} {done} in {format_seconds(one.write_s)}, "
         f"read in {format_seconds(one.read_s)}"
     )

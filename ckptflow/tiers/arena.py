@@ -5,7 +5,8 @@ Layout, in little-endian words of 8 bytes::
     0       magic, size of the arena, number of slots, CRC-32 of these three
     64      changes: grows with every change of a state
     72      where the memory ends that has been used at least once
-    4096    a state for each slot: changes at that moment << 2 | FREE, WRITING or LIVE
+    4096    a state for each slot: 16 bits of CRC-32 << 48 | changes at that moment << 2
+            | FREE, WRITING or LIVE
     then    a row for each slot: start, size of the value, size of the key | CRC-32 << 32
     then    the values, each with its key before it, at multiples of 64
 
@@ -59,7 +60,7 @@ class ArenaFullError(Exception):
 
 
 class ArenaDamagedError(Exception):
-    """The header is not one that this code wrote."""
+    """Something in the index is not what this code wrote."""
 
 
 class KeyTakenError(Exception):
@@ -72,7 +73,7 @@ class Entry:
 
     Attributes:
         slot: its number.
-        state: its word in the table of states.
+        state: its word in the table of states; no two changes make the same.
         start_bytes: where the value begins, from the start of the arena.
         size_bytes: size of the value.
     """
@@ -99,7 +100,8 @@ def is_formatted(header: bytes, size_bytes: int) -> bool:
         return False
     if words[0] != _MAGIC:
         raise ArenaDamagedError("something else than an arena lies there")
-    if words[3] != _seal(words[:3]) or words[1] > size_bytes or words[2] != slots_of(words[1]):
+    sizes_fit = ARENA_BYTES_MIN <= words[1] <= size_bytes and words[2] == slots_of(words[1])
+    if words[3] != _seal(words[:3]) or not sizes_fit:
         raise ArenaDamagedError("its header is damaged")
     return True
 
@@ -213,14 +215,11 @@ class Arena:
         extent_bytes = _aligned(len(name)) + _aligned(size_bytes)
         with self._index():
             try:
-                slot, start = self._free_slot(), self._free_range(extent_bytes)
+                start, slot = self._free_range(extent_bytes), self._take_slot()
             except ArenaFullError:
                 if not self._reclaim():
                     raise
-                slot, start = self._free_slot(), self._free_range(extent_bytes)
-            # Taken before anybody could see the slot and think that its writer is dead.
-            self._locks.acquire(1 + slot, wait_s=LOCK_WAIT_S)
-            self._writing.add(slot)
+                start, slot = self._free_range(extent_bytes), self._take_slot()
             try:
                 self._write_row(slot, start, size_bytes, name)
                 if start + extent_bytes > int(self._header[_USED_TO]):
@@ -236,10 +235,13 @@ class Arena:
 
         Raises:
             KeyTakenError: the key has a value, and may not be replaced.
+            ArenaDamagedError: the slot is not as it was left.
         """
         with self._index():
             if not replace and key in self._by_key:
                 raise KeyTakenError(key)
+            if int(self._states[entry.slot]) != entry.state:
+                raise ArenaDamagedError(f"slot {entry.slot} was changed while it was written")
             try:
                 self._change(entry.slot, _LIVE)
             finally:
@@ -285,11 +287,16 @@ class Arena:
 
     # --- room ---
 
-    def _free_slot(self) -> int:
-        slot = int(np.argmin(self._seen & 3))
-        if int(self._seen[slot]) & 3 != _FREE:
-            raise ArenaFullError(f"all {len(self._seen)} slots are taken")
-        return slot
+    def _take_slot(self) -> int:
+        """Lock a free slot before anybody can see it in use, and think that its writer is dead.
+
+        One whose lock is held was damaged while it was written, and its writer does not know.
+        """
+        for slot in map(int, np.flatnonzero(self._seen & 3 == _FREE)):
+            if slot not in self._writing and self._locks.try_acquire(1 + slot):
+                self._writing.add(slot)
+                return slot
+        raise ArenaFullError(f"all {len(self._seen)} slots are taken")
 
     def _free_range(self, size_bytes: int) -> int:
         """Return where a range of that size is free: the tightest that was used before.
@@ -346,9 +353,12 @@ class Arena:
         self._forget(slot)
         state = int(self._states[slot])
         self._seen[slot] = state
-        if state & 3 == _FREE:
+        if state == 0:  # Never used.
             return
-        row = self._row(slot)
+        is_whole = state == _word(slot, _changes(state), state & 3)
+        if is_whole and state & 3 == _FREE:
+            return
+        row = self._row(slot) if is_whole else None
         if row is None:
             self._damaged.add(slot)
             return
@@ -361,7 +371,7 @@ class Arena:
             self._by_key.get(key),
         )
         self._keys[slot] = key
-        if other is not None and other.state > state:
+        if other is not None and _changes(other.state) > _changes(state):
             self._superseded.add(slot)
             return
         self._by_key[key] = entry
@@ -372,8 +382,9 @@ class Arena:
         self._damaged.discard(slot)
         self._superseded.discard(slot)
         self._starts[slot] = self._ends[slot] = 0
-        key = self._keys.pop(slot, None)
-        if key is not None and self._by_key[key].slot == slot:
+        key = self._keys.pop(slot, "")
+        entry = self._by_key.get(key)
+        if entry is not None and entry.slot == slot:
             del self._by_key[key]
 
     def _row(self, slot: int) -> tuple[str, int, int, int] | None:
@@ -402,7 +413,7 @@ class Arena:
         """Give a slot a new state, by one store; return its word."""
         changes = int(self._header[_CHANGES]) + 1
         self._store(self._header, _CHANGES, changes, "changes")
-        word = changes << 2 | state
+        word = _word(slot, changes, state)
         self._store(self._states, slot, word, "state")
         self._learn(slot)
         self._seen_changes = changes
@@ -430,6 +441,16 @@ def _aligned(size_bytes: int) -> int:
 
 def _seal(words: tuple[int, ...]) -> int:
     return zlib.crc32(struct.pack("<3Q", *words))
+
+
+def _word(slot: int, changes: int, state: int) -> int:
+    """Return the word of a state, which says itself whether it is whole."""
+    low = changes << 2 | state
+    return (zlib.crc32(struct.pack("<2Q", slot, low)) & 0xFFFF) << 48 | low
+
+
+def _changes(word: int) -> int:
+    return (word & (1 << 48) - 1) >> 2
 
 
 def _row_crc(slot: int, start: int, size_bytes: int, name: bytes) -> int:

@@ -13,11 +13,11 @@ import errno
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError, TierDenied, TierError, TierFull, TierUnavailable
@@ -30,6 +30,7 @@ from ckptflow.tiers.arena import (
     format_arena,
     is_formatted,
 )
+from ckptflow.tiers.memory_left import memory_left_bytes
 from ckptflow.tiers.owner_lock import OwnerLocks
 from ckptflow.units import MIB, format_bytes
 
@@ -54,12 +55,12 @@ def make_own_folder(folder: Path) -> None:
     """Make it, or see that it is private.
 
     Raises:
-        ConfigError: somebody else could have made what is in it.
+        TierDenied: somebody else could have made what is in it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigError(
+        raise TierDenied(
             f"{folder} is not a folder of user {os.geteuid()} alone. Remove it, or give the "
             f"tier another path."
         )
@@ -152,7 +153,7 @@ def open_file(path: Path, size_bytes: int | None, *, node: int | None = None) ->
     One that is there keeps its size.
 
     Raises:
-        ConfigError: something else lies there.
+        TierDenied: something else lies there.
         TierFull: there is not so much memory.
         TierUnavailable: somebody else holds it for long, or the node could not be bound to.
     """
@@ -162,60 +163,89 @@ def open_file(path: Path, size_bytes: int | None, *, node: int | None = None) ->
             descriptor = os.open(path, flags, 0o600)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise ConfigError(f"{path} is a link; remove it.") from error
-            raise
-        try:
-            mapped = _open_locked(descriptor, path, size_bytes, node)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if mapped is not None:
-            return mapped
-        os.close(descriptor)  # Whoever was making it failed, and removed it.
+        with _closed_on_error(descriptor), _locked(descriptor, path):
+            found = os.fstat(descriptor)
+            memory = None
+            if found.st_nlink and found.st_size >= HEADER_BYTES:
+                memory = _formatted(path, _map(descriptor, found.st_size), descriptor)
+            if memory is None and found.st_nlink and size_bytes is not None:
+                memory = _allocate(descriptor, path, size_bytes, node)
+                format_arena(memory, size_bytes)
+            if memory is not None:
+                return _mapped(descriptor, path, memory)
+        os.close(descriptor)
         if size_bytes is None:
             return None
+        # Whoever was making it failed, and removed it.
     raise TierUnavailable(f"{path} was removed {_OPEN_TRIES} times while it was being opened.")
 
 
-def _open_locked(
-    descriptor: int, path: Path, size_bytes: int | None, node: int | None
-) -> Mapped | None:
+def open_device(path: Path, size_bytes: int | None) -> Mapped | None:
+    """Return the arena on a memory device; made when there is none and a size is given.
+
+    Raises:
+        TierDenied: something else lies there.
+        TierUnavailable: somebody else holds it for long.
+    """
+    there_bytes = device_size_bytes(path)
+    descriptor = os.open(path, _OPEN)
+    with _closed_on_error(descriptor), _locked(descriptor, path):
+        whole = _map(descriptor, there_bytes)
+        memory = _formatted(path, whole)
+        if memory is None and size_bytes is not None:
+            memory = whole
+            format_arena(memory, min(size_bytes, there_bytes))
+        if memory is not None:
+            return _mapped(descriptor, path, memory)
+    os.close(descriptor)
+    return None
+
+
+@contextlib.contextmanager
+def _closed_on_error(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(descriptor: int, path: Path) -> Iterator[None]:
+    """Hold the lock of the index, so that nobody else makes the arena meanwhile."""
     locks = OwnerLocks(descriptor)
     try:
         locks.acquire(0, wait_s=LOCK_WAIT_S)
     except TimeoutError as error:
         raise TierUnavailable(f"{path}: {error} Is that process stopped?") from error
     try:
-        found = os.fstat(descriptor)
-        inode = found.st_dev, found.st_ino
-        if not found.st_nlink:
-            return None
-        is_device = stat.S_ISCHR(found.st_mode)
-        there_bytes = device_size_bytes(path) if is_device else found.st_size
-        memory = _map(descriptor, there_bytes) if there_bytes >= HEADER_BYTES else None
-        if memory is None or not _is_formatted(descriptor, path, memory):
-            if size_bytes is None:
-                return None
-            if memory is None or not is_device:
-                memory = _allocate(descriptor, path, size_bytes, node)
-            format_arena(memory, min(size_bytes, len(memory)))
+        yield
     finally:
         locks.release(0)
+
+
+def _mapped(descriptor: int, path: Path, memory: mmap.mmap) -> Mapped:
+    found = os.fstat(descriptor)
     touched = np.zeros(-(-len(memory) // _BLOCK_BYTES), np.bool_)
-    return Mapped(Arena(descriptor, memory), memory, path, inode, touched)
+    arena = Arena(descriptor, memory)
+    return Mapped(arena, memory, path, (found.st_dev, found.st_ino), touched)
 
 
-def _is_formatted(descriptor: int, path: Path, memory: mmap.mmap) -> bool:
-    try:
-        header = os.pread(descriptor, HEADER_BYTES, 0)
-    except OSError:  # A device can only be mapped.
+def _formatted(
+    path: Path, memory: mmap.mmap, descriptor: int | None = None
+) -> mmap.mmap | None:
+    """Return ``memory`` if it has been made an arena, and ``None`` if it is empty.
+
+    A file is read, not touched: a page that was never written need not be there to be had.
+    """
+    if descriptor is None:
         header = memory[:HEADER_BYTES]
+    else:
+        header = os.pread(descriptor, HEADER_BYTES, 0)
     try:
-        return is_formatted(header, len(memory))
+        return memory if is_formatted(header, len(memory)) else None
     except ArenaDamagedError as error:
-        raise ConfigError(
+        raise TierDenied(
             f"{path} cannot be used: {error}. If nothing in it is needed, remove it; of a "
             f"device, clear the first {HEADER_BYTES} bytes."
         ) from error
@@ -234,8 +264,8 @@ def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
 def _allocate(descriptor: int, path: Path, size_bytes: int, node: int | None) -> mmap.mmap:
     """Give an empty file all of its memory, on a node if one is named."""
     try:
-        if size_bytes > psutil.virtual_memory().available:  # The file system would try, and
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))  # processes be killed.
+        if size_bytes > memory_left_bytes(node):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         os.ftruncate(descriptor, 0)
         os.ftruncate(descriptor, size_bytes)
         memory = _map(descriptor, size_bytes)
@@ -247,19 +277,20 @@ def _allocate(descriptor: int, path: Path, size_bytes: int, node: int | None) ->
     except OSError as error:
         os.ftruncate(descriptor, 0)
         path.unlink()
-        raise _refused(error, path, size_bytes) from error
+        raise _refused(error, path, size_bytes, node) from error
     return memory
 
 
-def _refused(error: OSError, path: Path, size_bytes: int) -> TierError:
+def _refused(error: OSError, path: Path, size_bytes: int, node: int | None) -> TierError:
     wanted = f"{format_bytes(size_bytes)} for {path}"
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
         room = os.statvfs(path.parent)
         free = format_bytes(room.f_bavail * room.f_frsize)
-        available = format_bytes(psutil.virtual_memory().available)
+        left = format_bytes(memory_left_bytes(node))
+        where = "" if node is None else f" on NUMA node {node}"
         return TierFull(
-            f"No room for {wanted}: {free} are free there, and {available} of memory are "
-            f"available. Give the tier less capacity, or another path."
+            f"No room for {wanted}: {free} are free there, and {left} of memory are left"
+            f"{where}. Give the tier less capacity, or another path."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return TierDenied(f"May not allocate {wanted}: {error.strerror}.")

@@ -29,7 +29,13 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.tiers import arena_file, numa
-from ckptflow.tiers.arena import ARENA_BYTES_MIN, ArenaFullError, Entry, KeyTakenError
+from ckptflow.tiers.arena import (
+    ARENA_BYTES_MIN,
+    ArenaDamagedError,
+    ArenaFullError,
+    Entry,
+    KeyTakenError,
+)
 from ckptflow.tiers.arena_file import Mapped
 from ckptflow.tiers.shelf import folders_of
 from ckptflow.tiers.tier import check_key, is_key_part
@@ -366,6 +372,8 @@ class SharedMemoryTier:
             if isinstance(error, PermissionError):
                 raise TierDenied(f"May not {where}: {error}. Mend its rights.") from error
             raise TierUnavailable(f"Cannot {where}: {error}.") from error
+        except ArenaDamagedError as error:
+            raise TierUnavailable(f"Cannot {verb} {key!r}: {self._file}: {error}.") from error
 
     def _open(self, *, make: bool = False) -> Mapped | None:
         """Return the arena; it is made when something is to be put into it."""
@@ -378,13 +386,11 @@ class SharedMemoryTier:
 
     def _open_file(self, *, make: bool) -> Mapped | None:
         wanted_bytes = self._capacity_bytes // _PAGE_BYTES * _PAGE_BYTES
-        if self._file != self._device:
-            if make:
-                arena_file.make_own_folder(self._file.parent)
-            elif not self._file.parent.is_dir():
-                return None
-            else:
-                arena_file.make_own_folder(self._file.parent)  # Is it ours?
+        if self._file == self._device:
+            return arena_file.open_device(self._file, wanted_bytes if make else None)
+        if not make and not self._file.parent.is_dir():
+            return None
+        arena_file.make_own_folder(self._file.parent)
         mapped = arena_file.open_file(
             self._file, wanted_bytes if make else None, node=self._node
         )

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from ckptflow.errors import AlreadyExists, NotFoundError, TierFull
 from ckptflow.testing.faults import Crash
-from ckptflow.tiers.arena import Arena
+from ckptflow.tiers.arena import Arena, ArenaDamagedError
 from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.units import MIB
 
@@ -255,3 +255,15 @@ def test_room_of_a_dead_writer_is_found_when_it_is_needed(arena: str) -> None:
     arena_of(writer).close()
     other.put("large", [value(1, 500_000)])
     assert contents(opened(arena)) == {"large": value(1, 500_000)}
+
+
+def test_a_slot_that_was_damaged_while_it_was_written_is_not_published(arena: str) -> None:
+    tier, other = opened(arena), opened(arena)
+    entry = arena_of(tier).reserve("key", 1000)
+    arena_of(tier)._states[entry.slot] ^= 1 << 20
+    assert other.sweep() == 1
+    other.put("other", [b"x" * 1000])
+    with pytest.raises(ArenaDamagedError, match="changed while it was written"):
+        arena_of(tier).publish(entry, "key")
+    arena_of(tier).abandon(entry)
+    assert contents(tier) == {"other": b"x" * 1000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import subprocess
 import uuid
@@ -13,9 +14,22 @@ import numpy as np
 import pytest
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
-from ckptflow.errors import ConfigError, NotFoundError, TierFull
+from ckptflow.errors import (
+    ConfigError,
+    NotFoundError,
+    TierDenied,
+    TierFull,
+    TierUnavailable,
+)
 from ckptflow.tiers import arena_file, numa
-from ckptflow.tiers.arena import ArenaDamagedError, format_arena, is_formatted, slots_of
+from ckptflow.tiers.arena import (
+    ArenaDamagedError,
+    _changes,
+    _word,
+    format_arena,
+    is_formatted,
+    slots_of,
+)
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.tiers.tier import Tier
@@ -116,7 +130,7 @@ def test_something_else_is_not_overwritten(name: str) -> None:
     arena_file.make_own_folder(tier.file.parent)
     tier.file.write_bytes(b"precious" * 1000)
     for use in (lambda: tier.put("key", [b"x"]), lambda: tier.get("key")):
-        with pytest.raises(ConfigError, match="something else than an arena lies there"):
+        with pytest.raises(TierDenied, match="something else than an arena lies there"):
             use()
     assert tier.file.read_bytes() == b"precious" * 1000
 
@@ -126,7 +140,7 @@ def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
     arena_file.make_own_folder(tier.file.parent)
     (tmp_path / "other").write_bytes(b"")
     tier.file.symlink_to(tmp_path / "other")
-    with pytest.raises(ConfigError, match="a link"):
+    with pytest.raises(TierUnavailable, match=r"write 'key'.*symbolic links"):
         tier.put("key", [b"x"])
     assert (tmp_path / "other").read_bytes() == b""
 
@@ -135,7 +149,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "ckptflow"
     arena_file.make_own_folder(folder)
     folder.chmod(0o770)
-    with pytest.raises(ConfigError, match="is not a folder of user"):
+    with pytest.raises(TierDenied, match="is not a folder of user"):
         arena_file.make_own_folder(folder)
 
 
@@ -169,6 +183,42 @@ def test_what_is_damaged_in_the_index_is_not_there(name: str) -> None:
     assert again.sweep() == 0
     again.put("b", [b"new"])
     assert list(again.iter_keys("")) == ["a", "b"]
+
+
+def test_whatever_bits_of_the_index_flip_no_value_is_wrong(name: str) -> None:
+    """A key that was deleted must not come back with the bytes of another."""
+    rng = random.Random(3)
+    tier = SharedMemoryTier(name, capacity_bytes=MIB)
+    for key in ("old", "a", "b", "gone"):
+        tier.put(key, [key.encode() * 1000])
+    tier.delete("old")
+    tier.delete("gone")
+    tier.put("c", [b"c" * 2500])  # Where the old one was.
+    mapped = tier._open()
+    assert mapped is not None
+    arena = mapped.arena
+    index = arena.bytes[4096 : arena._first_bytes + 4000]
+    good, places = index.copy(), [*range(48), *range(4096 * 8, 4096 * 8 + 4 * 32)]
+    for number in range(400):
+        for at in rng.sample(places, 1 + number % 3):
+            index[at] ^= 1 << rng.randrange(8)
+        again = SharedMemoryTier(name, capacity_bytes=MIB)
+        found = {key: again.get(key) for key in again.iter_keys("")}
+        again.sweep()
+        assert found.items() <= {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 2500}.items()
+        arena_of = again._open()
+        assert arena_of is not None
+        arena_of.arena.close()
+        index[:] = good
+
+
+def test_every_bit_of_a_state_counts() -> None:
+    for word in (_word(5, 12, 2), _word(0, 1, 0)):
+        slot = 5 if word & 3 else 0
+        assert _word(slot, _changes(word), word & 3) == word
+        for bit in range(64):
+            broken = word ^ 1 << bit
+            assert _word(slot, _changes(broken), broken & 3) != broken
 
 
 def test_an_arena_that_is_there_keeps_its_size(name: str) -> None:
