@@ -15,6 +15,7 @@ from ckptflow.cli import app
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.site import ExecutorModel, PolicyModel, Site
+from ckptflow.site.redundancy import RedundancyModel
 from ckptflow.site.tiers import TIER_KINDS, AnyTier
 from ckptflow.units import parse_seconds
 
@@ -25,6 +26,7 @@ SECTIONS = {
     "`[[tiers]]`": AnyTier,
     "`[executor]`": ExecutorModel,
     "`[policy]`": PolicyModel,
+    "`[redundancy]`": RedundancyModel,
     **{f"`[[tiers]]` of kind `{kind}`": model for kind, model in TIER_KINDS.items()},
 }
 OF_EVERY_TIER = {"kind", *AnyTier.model_fields}
@@ -56,6 +58,17 @@ def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
             assert parse_seconds(text) == default
         else:
             assert text == ({None: "none"}.get(default) or str(default))
+
+
+def test_the_defaults_of_redundancy_are_those_of_the_page() -> None:
+    shown = {key: value.strip().strip("`") for key, value in rows("`[redundancy]`").items()}
+    default = RedundancyModel()
+    assert (shown["scheme"], int(shown["set_size"]), int(shown["losses"])) == (
+        default.scheme,
+        default.set_size,
+        default.losses,
+    )
+    assert parse_seconds(shown["wait"]) == default.wait_s
 
 
 def test_the_site_file_on_the_page_is_one() -> None:
