@@ -196,7 +196,7 @@ class RedundantModel(AnyTier):
     set_size: Annotated[int, Field(ge=2, le=SET_SIZE_MAX)] = 8
     losses: Annotated[int, Field(ge=1, lt=SET_SIZE_MAX)] = 1
     wait_s: Annotated[Seconds, Field(alias="wait", ge=0)] = WAIT_S
-    groups: dict[str, str] | None = None
+    groups: dict[str, str | dict[str, list[str]]] | None = None
     bind: str = "127.0.0.1"
     host: str | None = None
     peer_key_file: Path | None = None

@@ -201,7 +201,7 @@ def read_object(
         except _PieceFailed as failed:
             bad, reasons = [failed.number], [failed.reason]
         except _WrongResult:
-            found = [(n, why) for n in chosen if (why := _problem_of(stripe, n, tiers))]
+            found = [(n, why) for n in chosen if (why := problem_of(stripe, n, tiers))]
             bad, reasons = [n for n, _ in found], [why for _, why in found]
             if not bad:
                 problems.append("what its pieces give does not match its seal")
@@ -281,17 +281,18 @@ def _parity_block(stripe: Stripe, number: int, block: int, tier: Tier) -> Bytes:
     return stored
 
 
-def _problem_of(stripe: Stripe, number: int, tiers: Mapping[str, Tier]) -> str | None:
-    """Read a whole object and say what is wrong with it. Parity was checked on the way."""
-    if number >= len(stripe.data):
-        return None
-    piece, sealing = stripe.data[number], hashlib.blake2b(digest_size=SEAL_BYTES)
-    for block in range(block_count(piece.size_bytes, stripe.block_bytes)):
+def problem_of(stripe: Stripe, number: int, tiers: Mapping[str, Tier]) -> str | None:
+    """Read a whole piece, compare it with its seal, and say what is wrong with it."""
+    sealing = hashlib.blake2b(digest_size=SEAL_BYTES)
+    is_data = number < len(stripe.data)
+    size_bytes = stripe.data[number].size_bytes if is_data else stripe.parity_bytes
+    for block in range(block_count(size_bytes, stripe.block_bytes)):
         try:
             sealing.update(_block_of(stripe, number, block, tiers).data)
         except _PieceFailed as failed:
             return failed.reason
-    if sealing.digest() != piece.seal:
+    if is_data and sealing.digest() != stripe.data[number].seal:
+        piece = stripe.data[number]
         return f"{piece.key!r} on tier {tiers[piece.member].name!r} is not what was coded"
     return None
 

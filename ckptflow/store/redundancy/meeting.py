@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.groups import choose_sets
@@ -41,7 +42,8 @@ class Meeting:
         bind: address to serve on: the loopback, or for a cluster ``0.0.0.0``.
         host: name under which others reach this node; its host name if ``None``, or the
             address it binds to where that is one.
-        groups: failure groups by kind; ``${NAME}`` is taken from the environment of the node.
+        groups: failure groups by kind: patterns of host names for each, or a text in which
+            ``${NAME}`` is taken from the environment of the node.
         now: the clock, UTC.
     """
 
@@ -53,7 +55,7 @@ class Meeting:
         *,
         bind: str = "127.0.0.1",
         host: str | None = None,
-        groups: Mapping[str, str] | None = None,
+        groups: Mapping[str, str | Mapping[str, Sequence[str]]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._place, self._own, self.key = place, own, key
@@ -104,7 +106,9 @@ class Meeting:
         Raises:
             ConfigError: a variable that a group is taken from is not set.
         """
-        return {kind: _expanded(kind, text) for kind, text in self._groups.items()}
+        host = self._host or socket.gethostname()
+        found = {kind: _group(kind, given, host) for kind, given in self._groups.items()}
+        return {kind: name for kind, name in found.items() if name is not None}
 
     def hang_up(self) -> None:
         """Close the connections to other nodes."""
@@ -150,6 +154,16 @@ class Meeting:
                     tier = self._own.around(tier)
                 self._peers[place] = tier
             return self._peers[place]
+
+
+def _group(kind: str, given: str | Mapping[str, Sequence[str]], host: str) -> str | None:
+    """Return the group of a node, or ``None`` if it belongs to none of that kind."""
+    if isinstance(given, str):
+        return _expanded(kind, given)
+    for name, patterns in given.items():
+        if any(fnmatchcase(host, pattern) for pattern in patterns):
+            return name
+    return None
 
 
 def _expanded(kind: str, text: str) -> str:

@@ -1,0 +1,178 @@
+"""What a look at the members tells: what is there, what it survives, and what is damaged."""
+
+from __future__ import annotations
+
+import pytest
+from nodes import Nodes, lineage_of, restored_step, spoil
+
+from ckptflow.errors import TierError
+from ckptflow.model import CheckpointId
+from ckptflow.store.catalog import Lineage, ensure_store, store_id
+from ckptflow.store.redundancy.release import release
+from ckptflow.store.redundancy.scheme import Scheme
+from ckptflow.store.redundancy.scrub import scrub
+from ckptflow.store.redundancy.stripes import REDUNDANCY
+from ckptflow.store.redundancy.survey import Member, look, member_of
+from ckptflow.testing.faults import FaultyTier
+from ckptflow.tiers.memory import MemoryTier
+
+RS = Scheme(name="rs", set_size=5, losses=2)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    nodes = Nodes(5)
+    nodes.save(1)
+    nodes.protect(RS)
+    return nodes
+
+
+def losses(nodes: Nodes, node: int, without: tuple[int, ...] = (), **options: object) -> int:
+    members = [one for number, one in enumerate(nodes.members) if number not in without]
+    survey = look(members)
+    checkpoint = CheckpointId(1, 1)
+    own = nodes.members[node].id
+    return survey.checkpoint_losses(own, lineage_of(node), checkpoint, **options)
+
+
+def test_each_loss_leaves_one_less(nodes: Nodes) -> None:
+    assert losses(nodes, 0) == 2
+    assert losses(nodes, 0, without=(1,)) <= 2
+    assert losses(nodes, 0, without=(1, 2)) <= 1
+    assert losses(nodes, 0, without=(1, 2, 3, 4)) == 0
+    assert losses(nodes, 0, without=(0,)) == 0  # It is not there at all.
+    silent = [nodes.members[1].id, nodes.members[2].id]
+    assert losses(nodes, 0, without=(1, 2), assumed=silent) == 2
+
+
+def test_what_is_not_protected_survives_nothing() -> None:
+    nodes = Nodes(3)
+    nodes.save(1)
+    assert losses(nodes, 0) == 0
+    survey = look(nodes.members)
+    assert survey.checkpoint_losses(nodes.members[0].id, lineage_of(0), CheckpointId(9, 1)) == 0
+
+
+def test_a_pack_that_is_missing_makes_all_unsafe(nodes: Nodes) -> None:
+    tier = nodes.tiers[1]
+    for key in list(tier.iter_keys(f"{lineage_of(1).prefix}/packs")):
+        tier.delete(key)
+    assert losses(nodes, 1) == 0
+
+
+def test_a_new_delta_is_unsafe_until_its_own_pack_is_protected(nodes: Nodes) -> None:
+    nodes.save(2, [0])
+    survey = look(nodes.members)
+    member = nodes.members[0].id
+    assert survey.checkpoint_losses(member, lineage_of(0), CheckpointId(1, 1)) == 2
+    assert survey.checkpoint_losses(member, lineage_of(0), CheckpointId(2, 1)) == 0
+    before = len(survey.stripes)
+    nodes.protect(RS)
+    survey = look(nodes.members)
+    assert survey.checkpoint_losses(member, lineage_of(0), CheckpointId(2, 1)) == 2
+    assert len(survey.stripes) == before + 2  # Its pack and its manifest, and no more.
+
+
+def test_a_lost_descriptor_counts(nodes: Nodes) -> None:
+    for tier in nodes.tiers[1:]:
+        for key in [key for key in tier.iter_keys(REDUNDANCY) if key.endswith(".json")]:
+            tier.delete(key)
+    assert losses(nodes, 0) == 0
+
+
+def test_a_damaged_manifest_is_noted_and_not_counted(nodes: Nodes) -> None:
+    key = f"{lineage_of(2).prefix}/{CheckpointId(1, 1).manifest_key}"
+    spoil(nodes.tiers[2], key, "flipped")
+    notes: list[str] = []
+    survey = look(nodes.members, note=notes.append)
+    assert survey.checkpoint_losses(nodes.members[2].id, lineage_of(2), CheckpointId(1, 1)) == 0
+    assert any("gets no redundancy" in note for note in notes)
+
+
+def test_a_live_run_that_prunes_is_looked_at_again(nodes: Nodes) -> None:
+    tier, own = nodes.tiers[0], nodes.members[0].id
+    key = f"{lineage_of(0).prefix}/{CheckpointId(1, 1).manifest_key}"
+
+    def prune_once(operation: str, asked: str) -> None:
+        if operation == "get" and asked == key:
+            tier.delete(key)
+
+    survey = look([Member(own, FaultyTier(tier, prune_once)), *nodes.members[1:]])
+    assert survey.silent == {}
+    assert (own, key) not in survey.objects
+
+
+def test_a_member_that_never_holds_still_is_left_out(nodes: Nodes) -> None:
+    tier, own = nodes.tiers[0], nodes.members[0].id
+    key = f"{lineage_of(0).prefix}/{CheckpointId(1, 1).manifest_key}"
+    data = tier.get(key)
+
+    def restless(operation: str, asked: str) -> None:
+        if operation == "iter_keys":
+            tier.put(key, [data])
+        elif operation == "get" and asked == key:
+            tier.delete(key)
+
+    survey = look([Member(own, FaultyTier(tier, restless)), *nodes.members[1:]])
+    assert "changed during each of 5 looks" in survey.silent[own]
+
+
+def test_strangers_beside_the_objects_are_ignored(nodes: Nodes) -> None:
+    for key in (
+        "lineages/x",
+        "lineages/exp/task0/notes/a",
+        "redundancy/mine/x",
+        "redundancy/y",
+    ):
+        nodes.tiers[0].put(key, [b"x"])
+    assert losses(nodes, 0) == 2
+    assert release(look(nodes.members), RS, now_ms=lambda: 1 << 50).loose_blocks == 0
+    assert nodes.tiers[0].get("redundancy/mine/x") == b"x"
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_scrub_takes_damaged_parity_away_and_it_is_made_anew(nodes: Nodes, how: str) -> None:
+    tier = nodes.tiers[3]
+    key = next(key for key in tier.iter_keys(REDUNDANCY) if key.endswith(".parity"))
+    assert scrub(look(nodes.members)) == []
+    spoil(tier, key, how)
+    survey = look(nodes.members)
+    damaged = scrub(survey)
+    assert [(one.member, key in one.keys) for one in damaged] == [(nodes.members[3].id, True)]
+    assert key not in set(tier.iter_keys(REDUNDANCY))
+    nodes.protect(RS)
+    release(look(nodes.members), RS)
+    assert scrub(look(nodes.members)) == []
+    assert [losses(nodes, node) for node in range(5)] == [2] * 5
+
+
+def test_a_scrub_names_damaged_objects_and_leaves_them(nodes: Nodes) -> None:
+    tier = nodes.tiers[4]
+    key = next(iter(tier.iter_keys(f"{lineage_of(4).prefix}/packs")))
+    spoil(tier, key, "flipped")
+    damaged = scrub(look(nodes.members))
+    assert [(one.member, one.keys) for one in damaged] == [(nodes.members[4].id, (key,))]
+    assert "is not what was coded" in damaged[0].reason
+    assert key in set(tier.iter_keys("lineages"))
+    target = MemoryTier("mended")
+    done, _ = nodes.rebuild([4], target)
+    assert done.failed == []
+    assert restored_step(target, 4) == 1
+
+
+def test_a_member_is_known_by_the_id_of_its_store() -> None:
+    tier = MemoryTier("a")
+    ensure_store(tier)
+    assert member_of(tier).id == store_id(tier) == member_of(tier).id
+    assert member_of(MemoryTier("a")).id != store_id(tier)
+
+
+def test_a_pack_that_cannot_be_listed_leaves_the_member_out(nodes: Nodes) -> None:
+    def failing(operation: str, key: str) -> None:
+        if operation == "iter_keys" and key == "lineages":
+            raise TierError("input/output error")
+
+    member = nodes.members[1]
+    survey = look([nodes.members[0], Member(member.id, FaultyTier(member.tier, failing))])
+    assert survey.silent == {member.id: "input/output error"}
+    assert Lineage([nodes.tiers[0]], lineage_of(0)).valid()
