@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from ckptflow.policy.interval import (
     parse_interval,
 )
 from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.quota import fair_shares
 from ckptflow.policy.retention import BestOf, Candidate, Retention, parse_retention, retain
 
 ids = st.builds(CheckpointId, st.integers(0, 60), st.integers(1, 4))
@@ -54,6 +56,82 @@ def kept(history: list[Candidate], retention: Retention) -> set[CheckpointId]:
 
 
 # --- retention -------------------------------------------------------------------------
+
+
+packs = st.dictionaries(st.sampled_from("abcdefghij"), st.just(0), min_size=1, max_size=4)
+SIZES = {name: 1 << number for number, name in enumerate("abcdefghij")}
+sized = st.lists(
+    st.builds(
+        lambda one, names: replace(one, packs={name: SIZES[name] for name in names}),
+        st.builds(Candidate, ids, good=st.booleans(), void=st.booleans()),
+        packs,
+    ),
+    max_size=12,
+    unique_by=lambda one: one.id,
+)
+
+
+def bytes_of(history: list[Candidate], those: set[CheckpointId]) -> int:
+    names = {name for one in history if one.id in those for name in one.packs}
+    return sum(SIZES[name] for name in names)
+
+
+@given(history=sized, retention=retentions, room=st.integers(1, 1100), stay=st.sets(ids))
+def test_room_is_kept_to_and_the_newest_good_one_stays(
+    history: list[Candidate], retention: Retention, room: int, stay: set[CheckpointId]
+) -> None:
+    stays = dict.fromkeys(stay, "because")
+    limited = replace(retention, size_bytes=room)
+    verdicts = retain(history, limited, stays=stays)
+    those = {one.id for one in verdicts if one.keep}
+    good = [one.id for one in history if one.good and not one.void]
+    assert {max(good)} <= those if good else True
+    assert those >= stay & {one.id for one in history}
+    assert those <= {one.id for one in retain(history, retention, stays=stays) if one.keep}
+    assert all(one.reasons for one in verdicts)
+    may_go = [
+        one.id
+        for one in history
+        if one.id in those and one.good and not one.void and one.id not in {max(good), *stay}
+    ]
+    assert bytes_of(history, those) <= room or not may_go
+
+
+@given(history=sized, retention=retentions, rooms=st.lists(st.integers(1, 1100), min_size=2))
+def test_more_room_never_keeps_fewer(
+    history: list[Candidate], retention: Retention, rooms: list[int]
+) -> None:
+    kept_in = [kept(history, replace(retention, size_bytes=room)) for room in sorted(rooms)]
+    assert all(less <= more for less, more in itertools.pairwise(kept_in))
+
+
+@given(history=sized, counts=st.tuples(st.integers(1, 12), st.integers(1, 12)))
+def test_a_greater_count_never_keeps_fewer(
+    history: list[Candidate], counts: tuple[int, int]
+) -> None:
+    less, more = sorted(counts)
+    rules = Retention(newest=None)
+    assert kept(history, replace(rules, count=less)) <= kept(
+        history, replace(rules, count=more)
+    )
+
+
+@given(
+    wants=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=8),
+    room=st.integers(0, 500),
+)
+def test_shares_fill_the_room_and_level_out(wants: list[tuple[int, int]], room: int) -> None:
+    wanted = {number: max(pair) for number, pair in enumerate(wants)}
+    floors = {number: min(pair) for number, pair in enumerate(wants)}
+    shares = fair_shares(wanted, floors, room)
+    assert all(floors[one] <= share <= wanted[one] for one, share in shares.items())
+    total = sum(shares.values())
+    assert total <= max(room, sum(floors.values()))
+    short = [one for one in wanted if shares[one] < wanted[one]]
+    level = max((shares[one] for one in short if shares[one] > floors[one]), default=None)
+    if level is not None:  # Whoever got less than he wanted got as much as the others.
+        assert all(shares[one] == level for one in short if shares[one] > floors[one])
+        assert room - total < len(short)  # What is left does not suffice for one byte each.
 
 
 @given(history=histories, retention=retentions)

@@ -262,6 +262,7 @@ WITHOUT: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WITHOUT)
 def test_the_scheduler_notices_what_lacks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*WITHOUT[what])
