@@ -5,7 +5,7 @@ Lazy: a task that never uses its checkpointer claims nothing, and leaves nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -93,14 +93,16 @@ class History:
         if self.restored is None:
             return {}
         base = self.restored.base
-        keys = [f"{self.lineage.id.prefix}/{pack.key}" for pack in base.manifest.packs]
-        return {tier.name: base for tier in self.lineage.tiers if _holds(tier, keys)}
+        sizes = {
+            f"{self.lineage.id.prefix}/{pack.key}": pack.size_bytes
+            for pack in base.manifest.packs
+        }
+        return {tier.name: base for tier in self.lineage.tiers if _holds(tier, sizes)}
 
 
-def _holds(tier: Tier, keys: Sequence[str]) -> bool:
+def _holds(tier: Tier, sizes: Mapping[str, int]) -> bool:
+    """Tell whether a tier has objects of these sizes: one that was cut is not built upon."""
     try:
-        for key in keys:
-            tier.size(key)
+        return all(tier.size(key) == size_bytes for key, size_bytes in sizes.items())
     except (NotFoundError, TierError):
         return False
-    return True
