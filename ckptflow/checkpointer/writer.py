@@ -17,8 +17,9 @@ from functools import partial
 
 from ckptflow.checkpointer.capture import Captured
 from ckptflow.checkpointer.health import TierHealth
+from ckptflow.checkpointer.lanes import Hanging, Lane, Turn
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.errors import CheckpointError, FencedError, TierError
+from ckptflow.errors import CheckpointError, FencedError, TierError, TierUnavailable
 from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Retention
@@ -98,6 +99,7 @@ class Writer:
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._health = health
+        self._lanes: dict[str, Lane] = {}  # By the name of the tier.
         self._fence_error: TierError | None = None  # Of the last time it was asked.
         self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._packing, self._retention = packing, retention
@@ -141,6 +143,8 @@ class Writer:
         """Write what is queued, copy it outward, then stop."""
         self._requests.put(None)
         self._thread.join()
+        for lane in self._lanes.values():
+            lane.close()
         self.drop_parent()  # The memory belongs to all attempts of the task.
         if self._flusher:
             self._flusher.close()
@@ -196,32 +200,69 @@ class Writer:
                 raise error.cause from error
             except TierError as error:
                 failures.append(error)
-                self._mark(tier, error)
+                self._mark(error.at if isinstance(error, Hanging) else tier, error)
             else:
                 self._bases[tier.name] = base
                 self._health.worked(tier)
                 self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
         self._health.missed(tiers)
-        raise failures[-1]
+        raise (
+            failures[-1]
+            if failures
+            else TierUnavailable("Every tier is hanging: see the warnings before.")
+        )
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
-        ensure_store(tier)
-        with self._tier_locks[tier.name]:
-            return write_checkpoint(
+        lane, base = self._lane(tier), self._bases.get(tier.name)
+        if lane.is_stuck:
+            raise lane.hanging()
+        readers = [request.captured, *([self._parent] if self._parent else [])]
+
+        def write(turn: Turn[Base]) -> Base:
+            ensure_store(lane.tier)
+            with self._tier_locks[tier.name]:
+                return write_checkpoint(
+                    lane.tier,
+                    self._lineage.id,
+                    CheckpointId(request.ticket.step, self._attempt),
+                    structure=request.captured.structure,
+                    regions=request.captured.regions,
+                    base=base,
+                    chunk_bytes=self._packing.chunk_bytes,
+                    cell_bytes=self._packing.cell_bytes,
+                    goal=self._packing.goal,
+                    verify=self._packing.verify,
+                    metrics=request.metrics,
+                    before_commit=partial(self._before_commit, lane, turn),
+                )
+
+        def let_go() -> None:
+            for one in readers:
+                one.release()
+
+        for one in readers:
+            one.hold()
+        try:
+            return lane.run(write, stall_s=self._health.stall_s, after=let_go)
+        except Hanging:  # It goes on reading, some day: nobody else may use what it uses.
+            for one in readers:
+                one.write_off()
+            if base is not None:
+                kept = {
+                    n: one for n, one in self._bases.items() if one.memory is not base.memory
+                }
+                self._bases = kept
+            raise
+
+    def _lane(self, tier: Tier) -> Lane:
+        if tier.name not in self._lanes:
+            self._lanes[tier.name] = Lane(
                 tier,
-                self._lineage.id,
-                CheckpointId(request.ticket.step, self._attempt),
-                structure=request.captured.structure,
-                regions=request.captured.regions,
-                base=self._bases.get(tier.name),
-                chunk_bytes=self._packing.chunk_bytes,
-                cell_bytes=self._packing.cell_bytes,
-                goal=self._packing.goal,
-                verify=self._packing.verify,
-                metrics=request.metrics,
-                before_commit=self._before_commit,
+                self._health.clock_s,
+                on_return=lambda: self._health.worked(tier),
             )
+        return self._lanes[tier.name]
 
     def _mark(self, tier: Tier, error: CheckpointError) -> None:
         """Leave a tier that failed alone for a while; tell of it once."""
@@ -255,12 +296,17 @@ class Writer:
                 base.memory.bytes_at_hand = {}
         parent.release()
 
-    def _before_commit(self) -> None:
-        """Stop a commit if this attempt was overtaken.
+    def _before_commit(self, lane: Lane, turn: Turn[Base]) -> None:
+        """Stop a commit if this attempt was overtaken, or nobody waits for it any more.
 
         A fence tier that cannot be asked holds no commit up, once it says where this attempt
         went on from: what an overtaken attempt commits after that is void, whenever it arrives.
         """
+        with lane.watch.call(self._lineage.fence_tier):
+            self._ask_and_record()
+        turn.check()
+
+    def _ask_and_record(self) -> None:
         self._ask_fence()
         if self._record_resume is None:
             return
@@ -303,9 +349,22 @@ class Writer:
             for target in targets:
                 done = partial(self._flushed, request.ticket, target, manifest.id)
                 self._flusher.submit(FlushRequest(manifest, target, done))
-        self._prune(tier)
+        self._prune_in_lane(tier)
         for full in self._health.full(self._lineage.tiers):  # Old ones may go meanwhile.
-            self._prune(full)
+            self._prune_in_lane(full)
+
+    def _prune_in_lane(self, tier: Tier) -> None:
+        """Prune; a tier that hangs meanwhile is left."""
+        lane = self._lane(tier)
+
+        def act(_turn: Turn[None]) -> None:
+            with lane.watch.call(tier):
+                self._prune(tier)
+
+        try:
+            lane.run(act, stall_s=self._health.stall_s)
+        except Hanging as error:
+            self._mark(error.at, error)
 
     def _flushed(
         self,
@@ -336,9 +395,14 @@ class Writer:
             # Whoever was overtaken does not know any more what others still need.
             if not self._ask_fence():
                 return
-            with self._tier_locks[tier.name]:
+            lock = self._tier_locks[tier.name]
+            if not lock.acquire(timeout=self._health.stall_s):
+                return  # A save hangs there.
+            try:
                 in_flight = list(self._in_flight)
                 plan = prune(self._lineage, tier, self._retention, in_flight=in_flight)
+            finally:
+                lock.release()
             if plan.packs:
                 self._health.room_was_made(tier)
         except FencedError as error:

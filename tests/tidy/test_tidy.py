@@ -45,6 +45,7 @@ EMPTY_NAMES = {
 # Here a thread or a task ends, so whatever happened has to be carried to whoever waits; or
 # code of the user runs (pickling an object of theirs), which may raise anything.
 MAY_CATCH_ALL = {
+    "ckptflow/checkpointer/lanes.py",
     "ckptflow/checkpointer/writer.py",
     "ckptflow/flush.py",
     "ckptflow/workflow/attempt.py",
