@@ -40,6 +40,7 @@ class ArenaPool:
         self._lent_bytes = 0
         self._lent = 0
         self._free: list[Arena] = []
+        self._written_off: set[int] = set()  # By identity.
         self._changed = threading.Condition()
 
     def take(self, size_bytes: int) -> Arena | None:
@@ -64,9 +65,24 @@ class ArenaPool:
     def _has_room(self, size_bytes: int) -> bool:
         return self._lent < SNAPSHOTS_MAX and self._lent_bytes + size_bytes <= self.budget_bytes
 
+    def write_off(self, arena: Arena) -> None:
+        """Stop counting a buffer: a call that does not come back reads it.
+
+        Else saves would wait for it for ever. There is one such call for each tier at most.
+        """
+        with self._changed:
+            if id(arena) not in self._written_off:
+                self._written_off.add(id(arena))
+                self._lent_bytes -= len(arena)
+                self._lent -= 1
+                self._changed.notify_all()
+
     def give_back(self, arena: Arena) -> None:
         """Return a buffer; its memory is kept for the next save."""
         with self._changed:
+            if id(arena) in self._written_off:
+                self._written_off.remove(id(arena))
+                return
             self._lent_bytes -= len(arena)
             self._lent -= 1
             self._free.append(arena)

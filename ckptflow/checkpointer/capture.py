@@ -6,6 +6,7 @@ larger than the whole memory budget is not copied; then the application has to w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +27,35 @@ class Captured:
         structure: how the regions make the state.
         regions: its bytes.
         live: whether they are the application's own memory, which must not change.
-        release: to be called once they are written.
+        hold: to be called by whoever else will read them.
+        release: to be called by everybody who has read them; the last one gives them back.
+        write_off: does not count them any more: who reads them may never come to an end.
     """
 
     structure: Any
     regions: list[NamedRegion]
     live: bool
+    hold: Callable[[], None]
     release: Callable[[], None]
+    write_off: Callable[[], None]
+
+
+class _Readers:
+    """Gives memory back when the last of its readers has let go."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back, self._count, self._lock = give_back, 1, threading.Lock()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count:
+                return
+        self._give_back()
 
 
 class Capturer:
@@ -60,13 +83,15 @@ class Capturer:
             self._arenas = ArenaPool(default_budget_bytes() if budget is None else budget)
         self._arenas.make_room = self.make_room
         arena = self._arenas.take(flattened.total_bytes)
-        release: Callable[[], None] = _nothing
+        give_back: Callable[[], None] = _nothing
+        write_off: Callable[[], None] = _nothing
         if arena is not None:
-            release = partial(self._arenas.give_back, arena)
+            give_back = partial(self._arenas.give_back, arena)
+            write_off = partial(self._arenas.write_off, arena)
             try:
                 views = flattened.copy_into(arena)
             except BaseException:  # A device may fail; the next save needs the memory.
-                release()
+                give_back()
                 raise
         else:
             views = [_live_view(region) for region in flattened.regions]
@@ -74,7 +99,15 @@ class Capturer:
             NamedRegion(region.name, view, region.item_bytes)
             for region, view in zip(flattened.regions, views, strict=True)
         ]
-        return Captured(flattened.structure, regions, arena is None, release)
+        readers = _Readers(give_back)
+        return Captured(
+            flattened.structure,
+            regions,
+            live=arena is None,
+            hold=readers.hold,
+            release=readers.release,
+            write_off=write_off,
+        )
 
 
 def _live_view(region: Region) -> memoryview:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ckptflow.checkpointer.runners import STALL_S, Hanging
 from ckptflow.errors import CheckpointError, TierDenied, TierFull
 from ckptflow.policy.health import (
     Condition,
@@ -61,6 +62,9 @@ class TierHealth:
         tell: told, in a sentence, when a tier is back.
         clock_s: seconds that only grow.
         now: the time of day, for the report.
+
+    Attributes:
+        stall_s: silence after which a tier is taken for hanging.
     """
 
     def __init__(
@@ -70,8 +74,8 @@ class TierHealth:
         clock_s: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.clock_s = clock_s
-        self._tell, self._now = tell, now
+        self.clock_s, self.stall_s = clock_s, STALL_S
+        self.tell, self._now = tell, now
         self._health: dict[str, Health] = {}
         self._troubles: dict[str, Trouble] = {}
         self._lock = threading.Lock()
@@ -99,11 +103,9 @@ class TierHealth:
         """Return those that had no room."""
         return [tier for tier in tiers if self.of(tier).condition is Condition.FULL]
 
-    def failed(
-        self, tier: Tier, error: CheckpointError, condition: Condition | None = None
-    ) -> bool:
+    def failed(self, tier: Tier, error: CheckpointError) -> bool:
         """Note a failure; return whether it is news, that is, whether the tier was well."""
-        condition = condition or condition_of(error)
+        condition = condition_of(error)
         with self._lock:
             before = self.of(tier)
             self._health[tier.name] = after_failure(before, condition, now_s=self.clock_s())
@@ -129,7 +131,7 @@ class TierHealth:
                 return
             trouble.back = self._time()
             text = sentence(asdict(trouble))
-        self._tell(text)
+        self.tell(text)
 
     def missed(self, tiers: Iterable[Tier]) -> None:
         """Note that a checkpoint should have come to each of these, and did not."""
@@ -161,6 +163,8 @@ def condition_of(error: BaseException) -> Condition:
             return Condition.FULL
         if isinstance(seen, TierDenied):
             return Condition.DENIED
+        if isinstance(seen, Hanging):
+            return Condition.HANGING
         seen = seen.__cause__
     return Condition.FAILING
 

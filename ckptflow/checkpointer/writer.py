@@ -17,8 +17,9 @@ from functools import partial
 
 from ckptflow.checkpointer.capture import Captured
 from ckptflow.checkpointer.health import TierHealth
+from ckptflow.checkpointer.runners import Hanging, Runner, Turn
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.errors import CheckpointError, FencedError, TierError
+from ckptflow.errors import CheckpointError, FencedError, TierError, TierUnavailable
 from ckptflow.flush import Flushing, FlushRequest
 from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
@@ -105,6 +106,7 @@ class Writer:
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._health = health
+        self._runners: dict[str, Runner] = {}  # By the name of the tier.
         self._fence_error: TierError | None = None  # Of the last time it was asked.
         self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._packing, self._retention, self._proven = packing, retention, proven
@@ -152,6 +154,8 @@ class Writer:
         """Write what is queued, copy it outward or have that done by the agent, then stop."""
         self._requests.put(None)
         self._thread.join()
+        for runner in self._runners.values():
+            runner.close()
         self.drop_parent()  # The memory belongs to all attempts of the task.
         self._flusher.close()
 
@@ -206,32 +210,69 @@ class Writer:
                 raise error.cause from error
             except TierError as error:
                 failures.append(error)
-                self._mark(tier, error)
+                self._mark(error.at if isinstance(error, Hanging) else tier, error)
             else:
                 self._bases[tier.name] = base
                 self._health.worked(tier)
                 self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
         self._health.missed(tiers)
-        raise failures[-1]
+        raise (
+            failures[-1]
+            if failures
+            else TierUnavailable("Every tier is hanging: see the warnings before.")
+        )
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
-        ensure_store(tier)
-        with self._tier_locks[tier.name]:
-            return write_checkpoint(
+        runner, base = self._runner(tier), self._bases.get(tier.name)
+        if runner.is_stuck:
+            raise runner.hanging()
+        readers = [request.captured, *([self._parent] if self._parent else [])]
+
+        def write(turn: Turn[Base]) -> Base:
+            ensure_store(runner.tier)
+            with self._tier_locks[tier.name]:
+                return write_checkpoint(
+                    runner.tier,
+                    self._lineage.id,
+                    CheckpointId(request.ticket.step, self._attempt),
+                    structure=request.captured.structure,
+                    regions=request.captured.regions,
+                    base=base,
+                    chunk_bytes=self._packing.chunk_bytes,
+                    cell_bytes=self._packing.cell_bytes,
+                    goal=self._packing.goal,
+                    verify=self._packing.verify,
+                    metrics=request.metrics,
+                    before_commit=partial(self._before_commit, runner, turn),
+                )
+
+        def let_go() -> None:
+            for one in readers:
+                one.release()
+
+        for one in readers:
+            one.hold()
+        try:
+            return runner.run(write, stall_s=self._health.stall_s, after=let_go)
+        except Hanging:  # It goes on reading, some day: nobody else may use what it uses.
+            for one in readers:
+                one.write_off()
+            if base is not None:
+                kept = {
+                    n: one for n, one in self._bases.items() if one.memory is not base.memory
+                }
+                self._bases = kept
+            raise
+
+    def _runner(self, tier: Tier) -> Runner:
+        if tier.name not in self._runners:
+            self._runners[tier.name] = Runner(
                 tier,
-                self._lineage.id,
-                CheckpointId(request.ticket.step, self._attempt),
-                structure=request.captured.structure,
-                regions=request.captured.regions,
-                base=self._bases.get(tier.name),
-                chunk_bytes=self._packing.chunk_bytes,
-                cell_bytes=self._packing.cell_bytes,
-                goal=self._packing.goal,
-                verify=self._packing.verify,
-                metrics=request.metrics,
-                before_commit=self._before_commit,
+                self._health.clock_s,
+                on_return=lambda: self._health.worked(tier),
             )
+        return self._runners[tier.name]
 
     def _mark(self, tier: Tier, error: CheckpointError) -> None:
         """Leave a tier that failed alone for a while; tell of it once."""
@@ -265,12 +306,17 @@ class Writer:
                 base.memory.bytes_at_hand = {}
         parent.release()
 
-    def _before_commit(self) -> None:
-        """Stop a commit if this attempt was overtaken.
+    def _before_commit(self, runner: Runner, turn: Turn[Base]) -> None:
+        """Stop a commit if this attempt was overtaken, or nobody waits for it any more.
 
         A fence tier that cannot be asked holds no commit up, once it says where this attempt
         went on from: what an overtaken attempt commits after that is void, whenever it arrives.
         """
+        with runner.watch.call(self._lineage.fence_tier):
+            self._ask_and_record()
+        turn.check()
+
+    def _ask_and_record(self) -> None:
         self._ask_fence()
         if self._record_resume is None:
             return
@@ -315,9 +361,22 @@ class Writer:
                 self._flusher.submit(
                     FlushRequest(manifest, target, done, self._retention[target.name])
                 )
-        self._prune(tier)
+        self._prune_by_runner(tier)
         for full in self._health.full(self._lineage.tiers):  # Old ones may go meanwhile.
-            self._prune(full)
+            self._prune_by_runner(full)
+
+    def _prune_by_runner(self, tier: Tier) -> None:
+        """Prune; a tier that hangs meanwhile is left."""
+        runner = self._runner(tier)
+
+        def act(_turn: Turn[None]) -> None:
+            with runner.watch.call(tier):
+                self._prune(tier)
+
+        try:
+            runner.run(act, stall_s=self._health.stall_s)
+        except Hanging as error:
+            self._mark(error.at, error)
 
     def _flushed(
         self,
@@ -326,7 +385,7 @@ class Writer:
         checkpoint: CheckpointId,
         error: CheckpointError | None,
     ) -> None:
-        with self._in_flight_lock:  # Several lanes may tell at once.
+        with self._in_flight_lock:  # Several runners may tell at once.
             self._in_flight[checkpoint] -= 1
             if not self._in_flight[checkpoint]:
                 del self._in_flight[checkpoint]
@@ -349,7 +408,10 @@ class Writer:
             # Whoever was overtaken does not know any more what others still need.
             if not self._ask_fence():
                 return
-            with self._tier_locks[tier.name]:
+            lock = self._tier_locks[tier.name]
+            if not lock.acquire(timeout=self._health.stall_s):
+                return  # A save hangs there.
+            try:
                 # Those of an attempt before this one may be on their way, too.
                 in_flight = {*self._in_flight, *self._flusher.in_flight(self._lineage.id)}
                 plan = prune(
@@ -360,6 +422,8 @@ class Writer:
                     proven=self._proven,
                     known=self._known[tier.name],
                 )
+            finally:
+                lock.release()
             if plan.packs:
                 self._health.room_was_made(tier)
         except FencedError as error:

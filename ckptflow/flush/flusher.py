@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Protocol
 
 from ckptflow.errors import CheckpointError, FlushError, TierUnavailable
 from ckptflow.flush.copying import GivenUp, Transport, copy_checkpoint
@@ -26,6 +28,29 @@ HISTORY_MAX = 100  # Finished copies that `Flusher.progress` still tells of.
 
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
 _NEWEST_WEIGHT = 0.3  # Of the newest measurement in the rate of a tier.
+
+
+class TierLock(Protocol):
+    """What a save to a tier and a prune of it hold, never both at once."""
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        """Take it; return whether that came off within ``timeout`` seconds, if not -1."""
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
 
 Lease = Callable[[Flight], AbstractContextManager[object]]
 
@@ -75,7 +100,7 @@ class Flusher:
         requests = (flight.request for flight in self._flights())
         return [request.id for request in requests if request.lineage == lineage]
 
-    def tier_lock(self, _lineage: LineageId, _tier: Tier) -> AbstractContextManager[object]:
+    def tier_lock(self, _lineage: LineageId, _tier: Tier) -> TierLock:
         """Return what a save to a tier and a prune of it hold: both are in this process."""
         return threading.Lock()
 

@@ -1,4 +1,4 @@
-"""A run whose node-local disk is really full. `test_full_disk_parsl.py` runs this in a namespace.
+"""A run whose node-local disk is full. `test_full_disk_parsl.py` runs it, in a namespace.
 
 Mounts a small tmpfs as the inner tier; the outer one is a folder with room. Prints one JSON
 object.

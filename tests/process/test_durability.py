@@ -98,7 +98,7 @@ def test_power_cut_before_any_change_of_the_file_system(
 
 
 def judge_both(reports: list[Any]) -> None:
-    """A save, its flush, and the prunes of both: the near tier has it first, then the far one."""
+    """A save, its flush, the prunes of both: the near tier has it first, then the far one."""
     *interrupted, last = reports
     for report in reports:
         far = report["far"]

@@ -48,7 +48,7 @@ def strace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def traced(strace: str, folder: Path, call: str, inject: str) -> tuple[int, dict[str, Any]]:
-    """Save under strace; return the exit status, and what was said together with what is found."""
+    """Save under strace; return the exit status, and what was said with what is found."""
     command = [strace, "-f", "-o", str(folder / "log"), "-e", f"trace={call}"]
     command += [
         "-e",

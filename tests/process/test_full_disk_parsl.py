@@ -1,4 +1,4 @@
-"""A full disk under a whole run: results are right, checkpoints go further out, the exit tells."""
+"""A full disk under a run: results are right, checkpoints go further out, the exit tells."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ EMPTY_NAMES = {
 # code of the user runs (pickling an object of theirs, a filesystem that they hand in), which
 # may raise anything.
 MAY_CATCH_ALL = {
+    "ckptflow/checkpointer/runners.py",
     "ckptflow/checkpointer/writer.py",
     "ckptflow/flush/copying.py",
     "ckptflow/flush/flusher.py",

@@ -328,6 +328,7 @@ def test_a_tier_that_fails_is_not_asked_at_every_save(disk: MemoryTier) -> None:
     ckpt = begun(FaultyTier(disk, watch), pfs, rng=False)
     ckpt.health.clock_s, down.on = clock, True
     with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for step in range(1, 51):
             clock.now_s = float(step)
             ckpt.save(step, state_of(step)).wait()
@@ -369,6 +370,7 @@ def test_a_fence_tier_that_is_away_holds_no_commit_up(disk: MemoryTier) -> None:
     ckpt._writer.settle()  # type: ignore[union-attr]
     away.on = True
     with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for step in (2, 3):
             ckpt.save(step, state_of(step)).wait()
         ckpt.wait()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ckptflow.checkpointer.health import TierHealth, condition_of, sentence
+from ckptflow.checkpointer.runners import Hanging
 from ckptflow.errors import (
     CheckpointError,
     FlushError,
@@ -58,7 +59,7 @@ def test_those_that_failed_come_last_until_their_time() -> None:
 
 def test_one_that_hangs_is_not_asked_at_all_before_its_time() -> None:
     tiers, clock = health()
-    tiers.failed(PFS, TierUnavailable("no answer"), Condition.HANGING)
+    tiers.failed(PFS, Hanging(PFS, 600.0))
     assert tiers.in_order(TIERS) == [NVME, BUCKET]
     assert tiers.in_order([PFS]) == []
     clock.now_s = 60.0

@@ -35,7 +35,7 @@ from ckptflow.flush.agent.folder import held, make_agent_folder, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
 from ckptflow.flush.agent.protocol import Message, receive, send
 from ckptflow.flush.agent.starting import connected
-from ckptflow.flush.flusher import Flusher
+from ckptflow.flush.flusher import Flusher, TierLock
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import FlushRequest
 from ckptflow.model import CheckpointId, LineageId
@@ -76,14 +76,32 @@ class _TierLock:
         self._path, self._threads = path, threading.Lock()
         self._processes: AbstractContextManager[None] = nullcontext()
 
-    def __enter__(self) -> None:
-        self._threads.acquire()
-        self._processes = held(self._path)
-        self._processes.__enter__()
+    def acquire(self, timeout: float = -1) -> bool:
+        """Take the lock; return whether that came off within ``timeout`` seconds, if not -1."""
+        ends_s = time.monotonic() + timeout
 
-    def __exit__(self, *_error: object) -> None:
+        def is_over() -> bool:
+            return timeout >= 0 and time.monotonic() >= ends_s
+
+        if not self._threads.acquire(timeout=timeout):
+            return False
+        self._processes = held(self._path, until=is_over)
+        self._processes.__enter__()
+        if is_over():  # Then it may be that others have it.
+            self.release()
+            return False
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
         self._processes.__exit__(None, None, None)
         self._threads.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
 
 
 def open_flusher(
@@ -158,7 +176,7 @@ class AgentFlusher:
         own = self._own.in_flight(lineage) if self._own else []
         return [*in_flight(self.folder, lineage), *own]
 
-    def tier_lock(self, lineage: LineageId, tier: Tier) -> AbstractContextManager[object]:
+    def tier_lock(self, lineage: LineageId, tier: Tier) -> TierLock:
         """Return what a save to a tier and a prune of it, here or by the agent, hold."""
         return _TierLock(prune_lock_path(self.folder, lineage, tier.name))
 
