@@ -224,6 +224,7 @@ def test_copies_are_given_up_when_told_so(near: MemoryTier, opened) -> None:
     assert other.error is None
     assert steps_on(far.inner) == []
     assert steps_on(far.inner, "b") == [1]
+    flusher.close()  # Who waits is told a moment before.
     assert flusher.in_flight(LineageId("exp", "a")) == []
 
 
