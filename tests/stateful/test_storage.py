@@ -39,7 +39,8 @@ from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store import quarantine
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.moving.archive import read_archive, write_archive
 from ckptflow.store.prune import prune

@@ -22,7 +22,8 @@ from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
 from ckptflow.flush.agent.work import Work
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import Lineage, ensure_store, store_id
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.tier import Tier

@@ -19,7 +19,8 @@ from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import TierUnavailable
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.inventory import Known
 from ckptflow.store.prune import plan_prune, prune
 from ckptflow.testing.faults import FaultyTier

@@ -7,7 +7,8 @@ from nodes import Nodes, lineage_of, restored_step, spoil
 
 from ckptflow.errors import TierError
 from ckptflow.model import CheckpointId
-from ckptflow.store.catalog import Lineage, ensure_store, store_id
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.store.redundancy.release import release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.scrub import scrub
