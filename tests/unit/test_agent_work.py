@@ -255,15 +255,19 @@ def test_dying_before_any_change_of_the_target_loses_nothing(
         Ledger(folder).add(entry(3))
         with pytest.raises(Crash):
             _flushed(near, CrashingTier(inner, crash_at=crash_at), folder)
-        assert steps_on(inner) == []
+        is_last = crash_at == counting.changes - 1  # It takes back that it holds the packs.
+        assert steps_on(inner) == ([3] if is_last else [])
         assert in_flight(folder, LINEAGE) == [CheckpointId(3, 1)]
         _flushed(near, inner, folder)
         assert steps_on(inner) == [3]
         assert in_flight(folder, LINEAGE) == []
-        keys = list(inner.iter_keys(LINEAGE.prefix))
-        assert {key: inner.get(key) for key in keys} == {
-            key: counting.inner.get(key) for key in counting.inner.iter_keys(LINEAGE.prefix)
-        }
+        assert objects_on(inner) == objects_on(counting.inner)
+
+
+def objects_on(tier: Tier) -> dict[str, bytes]:
+    """All but notices, which the dead leave behind for a day."""
+    keys = (key for key in tier.iter_keys(LINEAGE.prefix) if "/guards/" not in key)
+    return {key: tier.get(key) for key in keys}
 
 
 def _flushed(near: MemoryTier, far: Tier, folder: Path) -> None:

@@ -25,9 +25,10 @@ from ckptflow.flush.agent.ledger import Entry
 from ckptflow.flush.agent.protocol import Message, peer_uid, receive, send, with_name
 from ckptflow.flush.agent.work import Work
 from ckptflow.flush.options import Flushing
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Dependent, Served, Tier
 
 CONNECTIONS_MAX = 512
+SERVING_IDLE_S = 86_400.0  # How long one stays at least whose bytes other nodes need.
 LIST_MAX = 2000  # Rows of a list in one answer.
 
 _SEND_S = 10  # A client that does not read for so long is given up.
@@ -47,6 +48,7 @@ class Agent:
     def __init__(self, folder: Path, tiers: Sequence[Tier], options: Flushing) -> None:
         self._folder, self._tiers, self._options = folder, tuple(tiers), options
         self._idle_s, self._began = options.idle_s, time.time()
+        self._served: list[Served] = []
         self._work = Work(folder, tiers, options)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -56,7 +58,16 @@ class Agent:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def listen(self) -> None:
-        """Make the socket; whoever holds the lock of the folder may replace an old one."""
+        """Make the socket; whoever holds the lock of the folder may replace an old one.
+
+        Raises:
+            ConfigError: a tier that other nodes depend on cannot be served as it is set up.
+            TierError: or not now.
+        """
+        for tier in self._tiers:
+            if isinstance(tier, Dependent):
+                self._served.append(tier.serve(_log.warning))
+                self._idle_s = max(self._idle_s, SERVING_IDLE_S)  # Others rely on it.
         (self._folder / SOCKET).unlink(missing_ok=True)
         with_name(self._folder, self._listener.bind)
         self._listener.listen(CONNECTIONS_MAX)
@@ -105,6 +116,8 @@ class Agent:
             for connection in self._connections:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+        for served in self._served:
+            served.close()
         self._wake_reader.close()
         self._wake_writer.close()
 
