@@ -312,6 +312,18 @@ def test_an_agent_ends_when_it_is_idle(place: Place) -> None:
     assert again.tell("wait") == "far 3"
 
 
+def test_an_agent_with_nothing_to_do_costs_nothing(place: Place) -> None:
+    """At most 5 % of a core was asked for; time of the processor does not depend on others."""
+    task = begun(place)
+    agent = place.agent()
+    before, began_s = agent.cpu_times(), time.monotonic()
+    time.sleep(1.0)
+    after, passed_s = agent.cpu_times(), time.monotonic() - began_s
+    used_s = after.user + after.system - before.user - before.system
+    assert used_s <= 0.05 * passed_s
+    task.kill()
+
+
 def test_a_stale_socket_is_replaced(place: Place) -> None:
     begun(place).kill()
     place.end_agent()
