@@ -181,9 +181,11 @@ class _Copy:
 
     def run(self, manifest: Manifest) -> int:
         """Copy it; see `copy_checkpoint`."""
+        self._check_cancelled()
         ensure_store(self._target)
         if self._is_whole(manifest):
-            self._on_copied(*(2 * [sum(pack.size_bytes for pack in manifest.packs)]))
+            total_bytes = sum(pack.size_bytes for pack in manifest.packs)
+            self._on_copied(total_bytes, total_bytes)
             return 0
         try:
             self._bring(manifest)

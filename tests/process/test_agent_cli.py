@@ -157,6 +157,7 @@ def test_without_time_nothing_is_saved_and_that_is_said(site_file: Path, site: S
     assert steps_on(pfs) == []
 
 
+@pytest.mark.slow
 def test_an_agent_in_the_foreground_scavenges_when_it_is_told_to_end(
     site_file: Path, site: Site
 ) -> None:
