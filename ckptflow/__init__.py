@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckptflow.checkpointer import Checkpointer, CheckpointWarning
     from ckptflow.checkpointer.ticket import Ticket
     from ckptflow.data.leaves import register_leaf
+    from ckptflow.flush.options import Flushing
     from ckptflow.model import Export
     from ckptflow.policy.interval import (
         EverySeconds,
@@ -43,6 +44,7 @@ _HOMES = {
     "EverySeconds": "policy.interval",
     "EverySteps": "policy.interval",
     "Export": "model",
+    "Flushing": "flush.options",
     "Interval": "policy.interval",
     "MemoryTier": "tiers.memory",
     "Never": "policy.interval",
@@ -74,6 +76,7 @@ __all__ = [
     "EverySeconds",
     "EverySteps",
     "Export",
+    "Flushing",
     "Interval",
     "MemoryTier",
     "Never",

@@ -182,9 +182,11 @@ class _Copy:
 
     def run(self, manifest: Manifest) -> int:
         """Copy it; see `copy_checkpoint`."""
+        self._check_cancelled()
         ensure_store(self._target)
         if is_whole(self._target, manifest):  # Maybe consolidated there: that is not undone.
-            self._on_copied(*(2 * [sum(pack.size_bytes for pack in manifest.packs)]))
+            total_bytes = sum(pack.size_bytes for pack in manifest.packs)
+            self._on_copied(total_bytes, total_bytes)
             return 0
         try:
             return self._copy_all(manifest)

@@ -79,6 +79,7 @@ class Flusher:
         self._lanes: dict[str, Lane] = {}
         self._transports: dict[str, Transport] = {}
         self._rates: dict[str, float] = {}
+        self._down_since_s: dict[str, float] = {}  # By tier, while it does not answer.
         self._history: deque[FlushProgress] = deque(maxlen=HISTORY_MAX)
         self._lock = threading.Lock()
 
@@ -93,7 +94,8 @@ class Flusher:
 
     def progress(self) -> list[FlushProgress]:
         """Return how far everything is: on its way, waiting, then the last that finished."""
-        return [*(flight.progress for flight in self._flights()), *reversed(self._history)]
+        finished = reversed(list(self._history))
+        return [*(flight.progress for flight in self._flights()), *finished]
 
     def in_flight(self, lineage: LineageId) -> list[CheckpointId]:
         """Return the checkpoints of a lineage that are being copied, or wait for it."""
@@ -172,20 +174,26 @@ class Flusher:
 
     def _copy(self, flight: Flight) -> None:
         """Copy a checkpoint; while its tier does not answer, again and again for a time."""
-        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        name, pause_s = flight.request.target.name, _FIRST_PAUSE_S
         with self._lease(flight):
             while True:
                 flight.state = "copying"
                 try:
                     self._copy_once(flight)
                 except FlushError as error:
-                    left_s = began_s + self._options.retry_s - time.monotonic()
-                    if not isinstance(error.__cause__, TierUnavailable) or left_s <= 0:
+                    if not isinstance(error.__cause__, TierUnavailable):
+                        raise
+                    # One time for all that wait: else each in a long queue would take its own.
+                    now_s = time.monotonic()
+                    down_since_s = self._down_since_s.setdefault(name, now_s)
+                    left_s = down_since_s + self._options.retry_s - now_s
+                    if left_s <= 0:
                         raise
                     flight.state, flight.error = "waiting", str(error)
                     flight.cancelled.wait(min(pause_s, left_s))
                     pause_s = min(2 * pause_s, _PAUSE_MAX_S)
                 else:
+                    self._down_since_s.pop(name, None)
                     return
 
     def _copy_once(self, flight: Flight) -> None:

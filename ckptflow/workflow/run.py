@@ -274,8 +274,13 @@ class Run:
         timeout_s = _COPIES_S
         if self._ends_at_s is not None:
             timeout_s = max(0.0, min(timeout_s, self._ends_at_s - time.time()))
-        tiers, options = self.site.open_tiers(), self.site.flush.options
-        for text in wait_for_run(tiers, self.name, timeout_s, options=options):
+        options = self.site.flush.options
+        try:
+            tiers = self.site.open_tiers()
+            problems = wait_for_run(tiers, self.name, timeout_s, options=options)
+        except CheckpointError as error:
+            problems = [f"what the agent has not copied is unknown: {error}"]
+        for text in problems:
             self._problem(text)
 
     def _let_go(self) -> None:

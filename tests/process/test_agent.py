@@ -203,6 +203,7 @@ def test_a_killed_agent_is_replaced_and_the_next_finishes(place: Place) -> None:
     assert place.steps("far") == [1, 2]
 
 
+@pytest.mark.slow
 def test_with_task_and_agent_killed_whoever_comes_next_finishes(place: Place) -> None:
     task = begun(place)
     place.shut()
@@ -220,6 +221,7 @@ def test_with_task_and_agent_killed_whoever_comes_next_finishes(place: Place) ->
     assert place.task().resumed == 4
 
 
+@pytest.mark.slow
 def test_what_is_on_its_way_is_not_pruned_by_the_next_attempt(place: Place) -> None:
     task = begun(place)
     place.shut()
@@ -236,6 +238,7 @@ def test_what_is_on_its_way_is_not_pruned_by_the_next_attempt(place: Place) -> N
     assert place.steps("far")[-2:] == [5, 6]
 
 
+@pytest.mark.slow
 def test_tasks_of_a_store_share_an_agent(place: Place) -> None:
     first, second = begun(place), place.task("other")
     agents = {place.agent().pid}
@@ -250,6 +253,7 @@ def test_tasks_of_a_store_share_an_agent(place: Place) -> None:
     assert place.steps("far", "other")[-1] == 3
 
 
+@pytest.mark.slow
 def test_agents_that_are_started_at_once_become_one(place: Place) -> None:
     tasks = [place.task(f"task{number}") for number in range(4)]
     for task in tasks:
@@ -312,6 +316,19 @@ def test_an_agent_ends_when_it_is_idle(place: Place) -> None:
     assert again.tell("wait") == "far 3"
 
 
+def test_an_agent_with_nothing_to_do_costs_nothing(place: Place) -> None:
+    """At most 5 % of a core was asked for; time of the processor does not depend on others."""
+    task = begun(place)
+    agent = place.agent()
+    before, began_s = agent.cpu_times(), time.monotonic()
+    time.sleep(1.0)
+    after, passed_s = agent.cpu_times(), time.monotonic() - began_s
+    used_s = after.user + after.system - before.user - before.system
+    assert used_s <= 0.05 * passed_s
+    task.kill()
+
+
+@pytest.mark.slow
 def test_a_stale_socket_is_replaced(place: Place) -> None:
     begun(place).kill()
     place.end_agent()
@@ -323,7 +340,14 @@ def test_a_stale_socket_is_replaced(place: Place) -> None:
     assert task.tell("wait") == "far 2"
 
 
-@pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "open to others",
+        pytest.param("a link", marks=pytest.mark.slow),
+        pytest.param("a file", marks=pytest.mark.slow),
+    ],
+)
 def test_a_folder_that_is_not_ours_alone_is_not_used(
     place: Place, trap: str, tmp_path: Path
 ) -> None:
@@ -366,6 +390,7 @@ def test_a_failure_that_nobody_has_heard_of_is_told_once(place: Place) -> None:
     assert [entry.id.step for entry in Ledger(place.folder).failures()] == [2]
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_saves_what_it_can_and_leaves_the_rest_to_the_next(
     place: Place,
 ) -> None:
@@ -386,6 +411,7 @@ def test_asked_to_end_it_saves_what_it_can_and_leaves_the_rest_to_the_next(
     assert place.steps("far")[-1] == 3
 
 
+@pytest.mark.slow
 def test_waiting_for_one_checkpoint(place: Place) -> None:
     task = begun(place)
     place.shut()

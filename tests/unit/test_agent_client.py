@@ -202,6 +202,27 @@ def test_agents_that_die_again_and_again_are_not_asked_for_ever(
     assert serving.started == 1
 
 
+def test_an_agent_that_takes_nothing_is_not_waited_for_for_ever(
+    disk, pfs, serve, monkeypatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hang(operation: str, key: str) -> None:
+        if operation == "get" and "manifests" in key:
+            asked.set()
+            go_on.wait(LONG_S)
+
+    serve(FaultyTier(disk, hang), pfs)
+    monkeypatch.setattr(clients, "TAKE_S", 0.01)
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert asked.wait(LONG_S)
+    flusher.close()
+    assert done.error is None
+    assert steps_on(pfs) == [1]
+    go_on.set()
+
+
 def test_a_failure_comes_with_the_kind_of_its_cause(disk, pfs, serve) -> None:
     def full(operation: str, key: str) -> None:
         if operation == "put":

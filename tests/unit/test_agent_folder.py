@@ -20,6 +20,7 @@ from ckptflow.flush.agent.folder import (
     is_locked,
     make_agent_folder,
     make_private,
+    sweep_leases,
     try_lock,
 )
 
@@ -135,6 +136,14 @@ def test_a_lock_goes_with_the_process_that_holds_it(tmp_path: Path) -> None:
     assert not is_locked(path)
     with held(path):
         assert is_locked(path)
+
+
+def test_lock_files_of_the_dead_are_swept(runtime: Path) -> None:
+    made = make_agent_folder(SPECS)
+    (made / "leases" / "dead").write_text("")
+    with held(made / "leases" / "alive"):
+        sweep_leases(made)
+        assert [path.name for path in (made / "leases").iterdir()] == ["alive"]
 
 
 def test_who_waits_goes_on_when_told_so(tmp_path: Path) -> None:

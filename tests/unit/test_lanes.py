@@ -187,6 +187,42 @@ def test_a_tier_that_does_not_answer_is_tried_again(near: MemoryTier, opened) ->
     assert flusher.progress()[0].error is None
 
 
+def test_a_tier_that_is_down_takes_its_time_once_and_not_for_each_request(
+    near: MemoryTier, opened
+) -> None:
+    tries: list[str] = []
+
+    def fail(operation: str, key: str) -> None:
+        if operation == "create":
+            tries.append(key)
+            raise TierUnavailable("no answer")
+
+    far = FaultyTier(MemoryTier("far", level=3), fail)
+    flusher = opened(near, far, options=Flushing(retry_s=0.1))
+    waiting = [Waiting() for _ in range(5)]
+    for step, done in enumerate(waiting, start=1):
+        flusher.submit(FlushRequest(manifest(near, step), far, done))
+    assert all(one.over.wait(LONG_S) and one.error is not None for one in waiting)
+    assert len(tries) <= len(waiting) + 1  # Only the first was tried twice.
+
+
+def test_what_is_given_up_while_it_waits_for_its_tier_ends(near: MemoryTier, opened) -> None:
+    failed = threading.Event()
+
+    def fail(operation: str, key: str) -> None:
+        if operation == "create":
+            failed.set()
+            raise TierUnavailable("no answer")
+
+    far, done = FaultyTier(MemoryTier("far", level=3), fail), Waiting()
+    flusher = opened(near, far, options=Flushing(retry_s=LONG_S))
+    flusher.submit(FlushRequest(manifest(near, 1), far, done))
+    assert failed.wait(LONG_S)
+    flusher.cancel()
+    assert done.over.wait(LONG_S)
+    assert "given up" in str(done.error)
+
+
 def test_what_cannot_pass_is_not_tried_again(near: MemoryTier, opened) -> None:
     tries = []
 

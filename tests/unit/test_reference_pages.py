@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from ckptflow.cli import app
+from ckptflow.flush import Flushing
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
-from ckptflow.site import ExecutorModel, PolicyModel, Site
+from ckptflow.site import ExecutorModel, FlushModel, PolicyModel, Site
 from ckptflow.site.tiers import TIER_KINDS, AnyTier
 from ckptflow.units import parse_seconds
 
@@ -24,6 +25,7 @@ SECTIONS = {
     "Top level": Site,
     "`[[tiers]]`": AnyTier,
     "`[executor]`": ExecutorModel,
+    "`[flush]`": FlushModel,
     "`[policy]`": PolicyModel,
     **{f"`[[tiers]]` of kind `{kind}`": model for kind, model in TIER_KINDS.items()},
 }
@@ -56,6 +58,13 @@ def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
             assert parse_seconds(text) == default
         else:
             assert text == ({None: "none"}.get(default) or str(default))
+
+
+def test_the_defaults_of_flushing_are_those_of_the_page() -> None:
+    shown = {key: value.strip().strip("`") for key, value in rows("`[flush]`").items()}
+    said = {key: text for key, text in shown.items() if text != "none"}
+    assert FlushModel.model_validate(said) == FlushModel()
+    assert FlushModel().options == Flushing()
 
 
 def test_the_site_file_on_the_page_is_one() -> None:

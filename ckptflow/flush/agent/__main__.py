@@ -6,6 +6,7 @@ not through is in the ledger.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -23,8 +24,9 @@ def main(folder: str, ready: str) -> None:
     descriptor = int(ready)
 
     def say(text: str) -> None:
-        os.write(descriptor, text.encode()[:4000])
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # It was said before, or nobody listens any more.
+            os.write(descriptor, text.encode()[:4000])
+            os.close(descriptor)
 
     try:
         asked = json.load(sys.stdin)

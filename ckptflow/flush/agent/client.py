@@ -235,6 +235,8 @@ class AgentFlusher:
     def _converse(self, connection: socket.socket) -> bool:
         """Ask for all that is not over, and listen; tell whether anything came of it."""
         with self._changed:
+            if self._closing and not self._asked:
+                return False
             self._connection = connection
             for asked in list(self._asked.values()):
                 asked.taken = False

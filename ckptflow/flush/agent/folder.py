@@ -179,6 +179,14 @@ def try_lock(path: Path) -> int | None:
     return None
 
 
+def sweep_leases(folder: Path) -> None:
+    """Remove the lock files that killed processes have left."""
+    for path in (folder / LEASES).iterdir():
+        if (descriptor := try_lock(path)) is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
 def is_locked(path: Path) -> bool:
     """Tell whether somebody holds a lock file now. Nothing is made."""
     try:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptflow.errors import CheckpointError, ConfigError
-from ckptflow.flush.agent.folder import agent_folder, make_private, short
+from ckptflow.errors import CheckpointError, ConfigError, TierDenied
+from ckptflow.flush.agent.folder import agent_folder, check_private, make_private, short
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.tiers import durable
@@ -161,8 +161,13 @@ class Ledger:
 def in_flight(folder: Path, lineage: LineageId) -> list[CheckpointId]:
     """Return the checkpoints of a lineage that the agent of a folder still has to copy.
 
-    A prune of any tier has to leave them there. Works whether or not the agent runs.
+    A prune of any tier has to leave them there. Works whether or not the agent runs. A folder
+    that is not ours alone has none.
     """
+    try:
+        check_private(folder)
+    except TierDenied:
+        return []
     paths = sorted((folder / PENDING).glob(f"{short(str(lineage))}.*.json"))
     matches = (_NAME.fullmatch(path.name) for path in paths)
     return [CheckpointId(int(match[2]), int(match[3])) for match in matches if match]

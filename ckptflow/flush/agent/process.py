@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from ckptflow.flush.agent.folder import LOCK, TIERS, check_private, try_lock
+from ckptflow.flush.agent.folder import LOCK, TIERS, check_private, sweep_leases, try_lock
 from ckptflow.flush.agent.server import Agent
 from ckptflow.flush.options import Flushing
 from ckptflow.tiers import durable
@@ -56,6 +56,7 @@ def run_agent(
             format="%(asctime)s %(levelname)s %(message)s",
         )
         _step_back(options.nice)
+        sweep_leases(folder)
         specs = json.dumps([tier.spec for tier in tiers])
         durable.write_atomic(folder / TIERS, [specs.encode()])
         agent = Agent(folder, tiers, options)

@@ -32,7 +32,7 @@ SERVING_IDLE_S = 86_400.0  # How long one stays at least whose bytes other nodes
 LIST_MAX = 2000  # Rows of a list in one answer.
 
 _SEND_S = 10  # A client that does not read for so long is given up.
-_WAIT_MAX_S = 3600.0
+_WAIT_MAX_S, _PAUSE_S = 3600.0, 0.5
 _log = logging.getLogger("ckptflow")
 
 
@@ -125,20 +125,26 @@ class Agent:
         return not self._connections and not self._work.busy
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             connection, _ = self._listener.accept()
-            connection.settimeout(None)
-            full = len(self._connections) >= CONNECTIONS_MAX
-            if full or peer_uid(connection) != os.geteuid():
-                connection.close()
-                return
-            limit = struct.pack("ll", _SEND_S, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            with self._lock:
-                self._connections.add(connection)
-            threading.Thread(
-                target=self._converse, args=(connection,), name="ckptflow-client", daemon=True
-            ).start()
+        except BlockingIOError:
+            return
+        except OSError as error:  # No more files, for instance.
+            _log.warning("A client could not be served: %s", error)
+            time.sleep(_PAUSE_S)
+            return
+        full = len(self._connections) >= CONNECTIONS_MAX
+        if full or peer_uid(connection) != os.geteuid():
+            connection.close()
+            return
+        connection.settimeout(None)
+        limit = struct.pack("ll", _SEND_S, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        with self._lock:
+            self._connections.add(connection)
+        threading.Thread(
+            target=self._converse, args=(connection,), name="ckptflow-client", daemon=True
+        ).start()
 
     def _converse(self, connection: socket.socket) -> None:
         """Answer one client until it goes."""

@@ -77,10 +77,10 @@ def start(folder: Path, specs: Sequence[Mapping[str, Any]], options: Flushing) -
     """
     reader, writer = os.pipe()
     try:
-        process = _launch(folder, writer)
-    finally:
-        os.close(writer)
-    try:
+        try:
+            process = _launch(folder, writer)
+        finally:
+            os.close(writer)
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps({"tiers": list(specs), "options": asdict(options)}).encode())
