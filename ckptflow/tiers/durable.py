@@ -86,6 +86,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_partial(name: str) -> bool:
+    """Tell whether a file of that name is one that a writer has not finished."""
+    return name.startswith(".") and name.endswith(PARTIAL_SUFFIX)
+
+
 def _partial_name(path: Path) -> Path:
     # Not the pid: two nodes of a cluster may have the same one.
     return path.with_name(f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}")

@@ -319,7 +319,7 @@ class FilesystemTier:
         return {
             name: info
             for name, info in named.items()
-            if (name.endswith(durable.PARTIAL_SUFFIX) if partial else is_key_part(name))
+            if (durable.is_partial(name) if partial else is_key_part(name))
         }
 
     def _walk(self, prefix: str) -> Iterator[str]:
