@@ -33,6 +33,7 @@ from ckptflow.tiers.filesystem_kinds import (
     is_local,
     move_replaces,
     open_filesystem,
+    options_of,
     reopenable,
 )
 from ckptflow.tiers.foreign_errors import translated
@@ -73,7 +74,7 @@ class FilesystemTier:
         self._fs, self._name, self._level = fs, name, level
         self._root = str(fs._strip_protocol(str(path))).rstrip("/")  # noqa: SLF001 (no other)
         self._commit = commit_of(fs, commit)
-        self._secrets = secrets_in(getattr(fs, "storage_options", None) or {})
+        self._secrets = secrets_in(options_of(fs))
         self._spec = dict(spec) if spec is not None else self._own_spec(commit)
         self._where = blot_out(f"tier {name!r} ({innermost(fs)}: {path})", self._secrets)
 

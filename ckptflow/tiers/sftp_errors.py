@@ -59,7 +59,8 @@ def translated(verb: str, key: str, where: str) -> Iterator[None]:
         raise TierDenied(
             f"May not {what}: {_said(error)}. Mend the file, or load the key into the agent."
         ) from error
-    except (asyncssh.Error, OSError, TimeoutError) as error:
+    except (asyncssh.Error, OSError, RuntimeError) as error:
+        # RuntimeError: asyncio cannot connect any more when the interpreter ends.
         raise TierUnavailable(f"Cannot {what}: {_said(error)}.") from error
 
 
