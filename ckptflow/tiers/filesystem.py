@@ -171,6 +171,7 @@ class FilesystemTier:
         filled = 0
         if start_bytes + len(view) <= held_bytes:
             filled = self._fill(key, view, start_bytes)
+            held_bytes = start_bytes + filled  # As far as this look goes.
         if filled < len(view):
             raise CorruptionError(
                 f"{key!r} on tier {self._name!r} ends after {held_bytes} bytes; "

@@ -20,7 +20,13 @@ from cutting_proxy import CuttingProxy
 from sftp_service import SftpServer, openssh_sftp_server
 
 from ckptflow.checkpointer import Checkpointer
-from ckptflow.errors import NotFoundError, TierDenied, TierFull, TierUnavailable
+from ckptflow.errors import (
+    CorruptionError,
+    NotFoundError,
+    TierDenied,
+    TierFull,
+    TierUnavailable,
+)
 from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.sftp import SftpTier
@@ -174,6 +180,18 @@ def test_a_connection_cut_anywhere(server: SftpServer, tmp_path: Path, answers: 
         assert all(PosixTier(store).get(key) == b"mine" for key in claims)
         seen.add((len(done), value[:6]))
     assert len(seen) >= 2, "cuts at different places"
+
+
+def test_a_server_that_lies_about_sizes(tmp_path: Path) -> None:
+    """It gets no memory for it, and what it does not have is not read as if it were there."""
+    server = SftpServer(tmp_path / "server", ["--lying"])
+    with server.running(), server.tier(tmp_path / "store") as tier:
+        tier.put("key", [b"value"])
+        assert tier.size("key") == 1 << 62
+        assert tier.get("key") == b"value"
+        assert tier.get("key", start_bytes=1 << 40) == b""
+        with pytest.raises(CorruptionError, match=r"'key'.*ends after 5 bytes; 9 bytes"):
+            tier.read_into("key", bytearray(9))
 
 
 # --- connections -----------------------------------------------------------------------
