@@ -250,8 +250,12 @@ async def _create_in_place(sftp: Any, path: str, value: Buffer) -> None:
         if await sftp.lexists(path):
             raise asyncssh.SFTPFileAlreadyExists(path) from error
         raise
-    async with file:
-        await _write_synced(file, [value])
+    try:
+        async with file:
+            await _write_synced(file, [value])
+    except BaseException:  # Half a value would hold the name for ever.
+        await _remove_quietly(sftp, path)
+        raise
 
 
 async def _explained(
