@@ -216,7 +216,7 @@ class FilesystemTier:
         check_key(prefix, prefix=True)
         limit_s = (time.time() if now_s is None else now_s) - _PARTIAL_AGE_S
         removed = 0
-        for folder in [prefix, *self._folders(prefix)]:
+        for folder in [prefix, *self._folders_below(prefix)]:
             for name in self._entries(folder, partial=True):
                 path = f"{self._path_of(folder)}/{name}"
                 with (
@@ -332,12 +332,12 @@ class FilesystemTier:
             elif _is_file(info):
                 yield key
 
-    def _folders(self, prefix: str) -> Iterator[str]:
+    def _folders_below(self, prefix: str) -> Iterator[str]:
         for name, info in self._entries(prefix).items():
             if _is_folder(info):
                 below = f"{prefix}/{name}" if prefix else name
                 yield below
-                yield from self._folders(below)
+                yield from self._folders_below(below)
 
 
 def _is_file(info: _Info) -> bool:
