@@ -1,7 +1,8 @@
 """One event loop in a thread of its own, for libraries that only know asyncio.
 
 A tier is called from plain threads, and connections of asyncio live in one loop; so there is
-one loop in the process, started when first needed. A forked child starts its own.
+one loop in the process, started when first needed. A forked child starts its own. Nobody stops
+it: whoever writes a last checkpoint when the interpreter ends still needs it.
 
 ``tests/unit/test_background_loop.py``.
 """
@@ -9,14 +10,12 @@ one loop in the process, started when first needed. A forked child starts its ow
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_STOP_S = 5.0  # At the end of the process nobody waits longer for what is still running.
 
 _lock = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # The last one is ours; others were our parent's.
@@ -59,21 +58,4 @@ def _after_fork() -> None:
     _lock = threading.Lock()
 
 
-def _stop() -> None:
-    if _owner_pid != os.getpid():
-        return
-
-    async def cancel_all() -> None:
-        ours = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not ours]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=_STOP_S) if tasks else None
-
-    loop = _loops[-1]
-    future = asyncio.run_coroutine_threadsafe(cancel_all(), loop)
-    future.add_done_callback(lambda _future: loop.call_soon_threadsafe(loop.stop))
-
-
-atexit.register(_stop)
 os.register_at_fork(after_in_child=_after_fork)

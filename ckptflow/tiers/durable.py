@@ -145,6 +145,11 @@ def _create_in_place(disk: Disk, path: Path, value: Buffer) -> None:
             raise
 
 
+def is_partial(name: str) -> bool:
+    """Tell whether a file of that name is one that a writer has not finished."""
+    return name.startswith(".") and name.endswith(PARTIAL_SUFFIX)
+
+
 def _partial_name(path: Path) -> Path:
     # Not the pid: two nodes of a cluster may have the same one.
     return path.with_name(f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}")

@@ -34,6 +34,7 @@ from ckptflow.tiers.filesystem_kinds import (
     is_local,
     move_replaces,
     open_filesystem,
+    options_of,
     reopenable,
 )
 from ckptflow.tiers.foreign_errors import translated
@@ -74,7 +75,7 @@ class FilesystemTier:
         self._fs, self._name, self._level = fs, name, level
         self._root = str(fs._strip_protocol(str(path))).rstrip("/")  # noqa: SLF001 (no other)
         self._commit = commit_of(fs, commit)
-        self._secrets = secrets_in(getattr(fs, "storage_options", None) or {})
+        self._secrets = secrets_in(options_of(fs))
         self._spec = dict(spec) if spec is not None else self._own_spec(commit)
         self._where = blot_out(f"tier {name!r} ({innermost(fs)}: {path})", self._secrets)
 
@@ -171,6 +172,7 @@ class FilesystemTier:
         filled = 0
         if start_bytes + len(view) <= held_bytes:
             filled = self._fill(key, view, start_bytes)
+            held_bytes = start_bytes + filled  # As far as this look goes.
         if filled < len(view):
             raise CorruptionError(
                 f"{key!r} on tier {self._name!r} ends after {held_bytes} bytes; "
@@ -215,7 +217,7 @@ class FilesystemTier:
         check_key(prefix, prefix=True)
         limit_s = (time.time() if now_s is None else now_s) - _PARTIAL_AGE_S
         removed = 0
-        for folder in [prefix, *self._folders(prefix)]:
+        for folder in [prefix, *self._folders_below(prefix)]:
             for name in self._entries(folder, partial=True):
                 path = f"{self._path_of(folder)}/{name}"
                 with (
@@ -320,7 +322,7 @@ class FilesystemTier:
         return {
             name: info
             for name, info in named.items()
-            if (name.endswith(durable.PARTIAL_SUFFIX) if partial else is_key_part(name))
+            if (durable.is_partial(name) if partial else is_key_part(name))
         }
 
     def _walk(self, prefix: str) -> Iterator[str]:
@@ -331,12 +333,12 @@ class FilesystemTier:
             elif _is_file(info):
                 yield key
 
-    def _folders(self, prefix: str) -> Iterator[str]:
+    def _folders_below(self, prefix: str) -> Iterator[str]:
         for name, info in self._entries(prefix).items():
             if _is_folder(info):
                 below = f"{prefix}/{name}" if prefix else name
                 yield below
-                yield from self._folders(below)
+                yield from self._folders_below(below)
 
 
 def _is_file(info: _Info) -> bool:

@@ -60,6 +60,12 @@ def move_replaces(fs: Any) -> bool:
     return innermost(fs) not in _NOT_REPLACING
 
 
+def options_of(fs: Any) -> dict[str, Any]:
+    """Return the options with which ``fs`` was made, and those of what is below ``dir://``."""
+    options = dict(getattr(fs, "storage_options", None) or {})
+    return {**options, "below": options_of(fs.fs)} if "dir" in _protocols(fs) else options
+
+
 def reopenable(fs: Any) -> bool:
     """Tell whether a protocol and a path are all that it takes to open ``fs`` again.
 

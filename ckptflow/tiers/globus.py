@@ -20,6 +20,7 @@ was: see `ckptflow.tiers.globus_journal`.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import threading
 import time
@@ -59,6 +60,9 @@ class GlobusTier:
         data_access: ids of collections that ask for a consent of their own.
         client: a ``globus_sdk.TransferClient``; made when first needed.
         polling: how one waits; by the deadline if not given.
+
+    Raises:
+        ConfigError: the SDK is not installed.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class GlobusTier:
         client: Any = None,
         polling: Polling | None = None,
     ) -> None:
+        if importlib.util.find_spec("globus_sdk") is None:
+            raise ConfigError(f"Tier {name!r} needs globus_sdk: pip install ckptflow[globus].")
         self._places, self._name, self._level = places, name, level
         self._commit, self._deadline_s, self._cache_bytes = commit, deadline_s, cache_bytes
         self._data_access, self._client = tuple(data_access), client
@@ -87,11 +93,7 @@ class GlobusTier:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> GlobusTier:
-        """See `ckptflow.tiers.opening.Opens`.
-
-        Raises:
-            ConfigError: the SDK is not installed, or no application is named.
-        """
+        """See `ckptflow.tiers.opening.Opens`."""
         staging = Path(spec["staging"]).absolute()
         places = GlobusPlaces(
             spec["collection"],

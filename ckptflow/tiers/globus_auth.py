@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ckptflow.errors import ConfigError, TierDenied
+from ckptflow.errors import TierDenied
 from ckptflow.tiers.globus_errors import LOG_IN
 
 _APP = "ckptflow"
@@ -27,8 +27,7 @@ def transfer_client(data_access: Sequence[str]) -> Any:
         data_access: ids of collections that ask for a consent of their own.
 
     Raises:
-        ConfigError: no application is named, or the SDK is not installed.
-        TierDenied: the user has not logged in, or the login has ended.
+        TierDenied: no application is named, the user has not logged in, or that has ended.
     """
     app, client = _app_and_client(data_access)
     if "GLOBUS_CLIENT_SECRET" not in os.environ and app.login_required():
@@ -47,13 +46,11 @@ def log_in(*data_access: str) -> None:
 
 
 def _app_and_client(data_access: Sequence[str]) -> tuple[Any, Any]:
-    try:
-        import globus_sdk
-    except ImportError as error:
-        raise ConfigError("Globus needs its SDK: pip install ckptflow[globus].") from error
+    import globus_sdk
+
     name, secret = os.environ.get("GLOBUS_CLIENT_ID"), os.environ.get("GLOBUS_CLIENT_SECRET")
     if not name:
-        raise ConfigError(
+        raise TierDenied(
             "Globus has to know the application: register one at "
             "https://app.globus.org/settings/developers and set GLOBUS_CLIENT_ID."
         )

@@ -11,10 +11,12 @@ any process that has the same staging folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +26,10 @@ from ckptflow.tiers import durable
 
 Direction: TypeAlias = Literal["out", "in"]
 
-_LOCKS = 256  # Keys share lock files, so that there is a bounded number of them.
+_LOCKS = 4096  # Keys share locks, so that there is a bounded number of them.
+_threads = [threading.Lock() for _ in range(_LOCKS)]
+# What a file system says that has no locks, such as Lustre mounted without them.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +67,20 @@ class Journal:
     def held(self, direction: Direction, key: str) -> Iterator[None]:
         """Keep others, also in other processes, from this key meanwhile.
 
-        The kernel lets go of a lock when its process dies.
+        The kernel lets go of a lock when its process dies. On a file system without locks only
+        threads are kept apart; that a checkpoint has one process that copies it has to do.
         """
         number = int(_digest(direction, key)[:8], 16) % _LOCKS
         durable.make_folders(self._folder)
-        path = self._folder / f"{number:03d}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        path = self._folder / f"{number:04d}.lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with _threads[number]:
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                _lock(descriptor)
+                yield
+            finally:
+                os.close(descriptor)
 
     def find(self, direction: Direction, key: str) -> Transfer | None:
         """Return what is under way for a key."""
@@ -94,6 +102,14 @@ class Journal:
 
     def _path(self, direction: Direction, key: str) -> Path:
         return self._folder / f"{_digest(direction, key)}.json"
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def _digest(direction: Direction, key: str) -> str:

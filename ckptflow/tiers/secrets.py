@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 _SECRET_NAME = re.compile(
     r"(?i)pass(word|phrase|wd)?|secret|token|credential|\b(sas|auth|pin)\b|cookie|signature"
@@ -25,8 +26,12 @@ def names_secret(name: str) -> bool:
 
 
 def secrets_in(options: Mapping[str, Any]) -> frozenset[str]:
-    """Return the texts in ``options``, however deep, whose name says that they are secret."""
-    return frozenset(_texts(options, secret=False))
+    """Return the texts in ``options``, however deep, whose name says that they are secret.
+
+    Each also as it stands in an address.
+    """
+    found = frozenset(_texts(options, secret=False))
+    return found | {quote(text, safe="") for text in found}
 
 
 def blot_out(text: str, secrets: frozenset[str]) -> str:

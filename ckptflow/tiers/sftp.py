@@ -189,7 +189,8 @@ class SftpTier:
             held_bytes = await sftp_files.size_of(sftp, path)
             if start_bytes + len(view) > held_bytes:
                 return held_bytes, 0
-            return held_bytes, await sftp_files.read_into(sftp, path, view, start_bytes)
+            filled = await sftp_files.read_into(sftp, path, view, start_bytes)
+            return start_bytes + filled, filled
 
         held_bytes, filled = self._do("read", key, action)
         if filled < len(view):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptflow.errors import ConfigError
+from ckptflow.errors import TierDenied
 from ckptflow.tiers.background_loop import call_soon, run_async
 
 _T = TypeVar("_T")
@@ -169,7 +169,8 @@ async def _connect(address: SftpAddress) -> _Connection:
     options["known_hosts"] = await _known_hosts(address.host, options)
     ssh = await asyncssh.connect(address.host, **options)
     try:
-        return _Connection(ssh, await ssh.start_sftp_client())
+        # Names that are no text are no keys either, but must not spoil a listing.
+        return _Connection(ssh, await ssh.start_sftp_client(path_errors="surrogateescape"))
     except BaseException:
         ssh.abort()
         raise
@@ -179,7 +180,7 @@ async def _known_hosts(host: str, options: Mapping[str, Any]) -> Any:
     """Return what `asyncssh.connect` is to check the host key against; never nothing.
 
     Raises:
-        ConfigError: the configuration of ssh switches the check off.
+        TierDenied: the configuration of ssh switches the check off.
     """
     import asyncssh
 
@@ -187,7 +188,7 @@ async def _known_hosts(host: str, options: Mapping[str, Any]) -> Any:
         host=host, config=(), **options
     )
     if checked.known_hosts is None:
-        raise ConfigError(
+        raise TierDenied(
             f"~/.ssh/config switches the check of host keys off for {host!r} "
             f"(UserKnownHostsFile none). A store is only used on a server that is known."
         )

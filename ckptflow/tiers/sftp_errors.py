@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ckptflow.errors import (
     AlreadyExists,
-    ConfigError,
     NotFoundError,
     TierDenied,
     TierFull,
@@ -57,8 +56,11 @@ def translated(verb: str, key: str, where: str) -> Iterator[None]:
             f"none is there ({_said(error)}). If you trust it, connect once with ssh."
         ) from error
     except (asyncssh.KeyImportError, asyncssh.ConfigParseError) as error:
-        raise ConfigError(f"Cannot {what}: {_said(error)}.") from error
-    except (asyncssh.Error, OSError, TimeoutError) as error:
+        raise TierDenied(
+            f"May not {what}: {_said(error)}. Mend the file, or load the key into the agent."
+        ) from error
+    except (asyncssh.Error, OSError, RuntimeError) as error:
+        # RuntimeError: asyncio cannot connect any more when the interpreter ends.
         raise TierUnavailable(f"Cannot {what}: {_said(error)}.") from error
 
 

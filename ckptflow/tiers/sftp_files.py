@@ -19,7 +19,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.tiers.durable import PARTIAL_SUFFIX
+from ckptflow.tiers.durable import PARTIAL_SUFFIX, is_partial
 from ckptflow.tiers.tier import is_key_part
 from ckptflow.units import MIB
 
@@ -143,7 +143,7 @@ async def sweep(sftp: Any, folder: str, *, before_s: float) -> int:
     for name, is_folder, attributes in await entries(sftp, folder):
         if is_folder:
             removed += await sweep(sftp, f"{folder}/{name}", before_s=before_s)
-        elif name.endswith(PARTIAL_SUFFIX) and (attributes.mtime or before_s) < before_s:
+        elif is_partial(name) and (attributes.mtime or before_s) < before_s:
             await remove(sftp, f"{folder}/{name}")
             removed += 1
     return removed
@@ -250,8 +250,12 @@ async def _create_in_place(sftp: Any, path: str, value: Buffer) -> None:
         if await sftp.lexists(path):
             raise asyncssh.SFTPFileAlreadyExists(path) from error
         raise
-    async with file:
-        await _write_synced(file, [value])
+    try:
+        async with file:
+            await _write_synced(file, [value])
+    except BaseException:  # Half a value would hold the name for ever.
+        await _remove_quietly(sftp, path)
+        raise
 
 
 async def _explained(

@@ -20,7 +20,13 @@ from cutting_proxy import CuttingProxy
 from sftp_service import SftpServer, openssh_sftp_server
 
 from ckptflow.checkpointer import Checkpointer
-from ckptflow.errors import ConfigError, NotFoundError, TierDenied, TierFull, TierUnavailable
+from ckptflow.errors import (
+    CorruptionError,
+    NotFoundError,
+    TierDenied,
+    TierFull,
+    TierUnavailable,
+)
 from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.sftp import SftpTier
@@ -77,6 +83,18 @@ def test_files_and_folders_are_private(server: SftpServer, tmp_path: Path) -> No
     for path in (tmp_path / "store").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_what_other_people_put_there_is_left_alone(server: SftpServer, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with server.tier(store) as tier:
+        tier.put("a/key", [b"x"])
+        theirs = [b"\xff\xfe", b"a b", b"mine.partial", "ä".encode()]
+        for name in theirs:
+            Path(os.fsdecode(os.fsencode(store / "a") + b"/" + name)).write_bytes(b"")
+        assert list(tier.iter_keys("")) == ["a/key", "a/mine.partial"]
+        assert tier.sweep("", now_s=DAYS_LATER_S) == 0
+    assert set(os.listdir(os.fsencode(store / "a"))) == {b"key", *theirs}  # noqa: PTH208 (bytes)
 
 
 def test_a_link_out_of_the_store_is_no_value(server: SftpServer, tmp_path: Path) -> None:
@@ -162,6 +180,18 @@ def test_a_connection_cut_anywhere(server: SftpServer, tmp_path: Path, answers: 
         assert all(PosixTier(store).get(key) == b"mine" for key in claims)
         seen.add((len(done), value[:6]))
     assert len(seen) >= 2, "cuts at different places"
+
+
+def test_a_server_that_lies_about_sizes(tmp_path: Path) -> None:
+    """It gets no memory for it, and what it does not have is not read as if it were there."""
+    server = SftpServer(tmp_path / "server", ["--lying"])
+    with server.running(), server.tier(tmp_path / "store") as tier:
+        tier.put("key", [b"value"])
+        assert tier.size("key") == 1 << 62
+        assert tier.get("key") == b"value"
+        assert tier.get("key", start_bytes=1 << 40) == b""
+        with pytest.raises(CorruptionError, match=r"'key'.*ends after 5 bytes; 9 bytes"):
+            tier.read_into("key", bytearray(9))
 
 
 # --- connections -----------------------------------------------------------------------
@@ -282,7 +312,7 @@ def test_the_check_of_host_keys_cannot_be_switched_off(
 ) -> None:
     write_config(server, UserKnownHostsFile="none")
     tier = SftpTier(SftpAddress("archive"), str(tmp_path / "store"))
-    with pytest.raises(ConfigError, match=r"'archive' \(UserKnownHostsFile none\)"):
+    with pytest.raises(TierDenied, match=r"'archive' \(UserKnownHostsFile none\)"):
         tier.put("key", [b"x"])
 
 
@@ -314,7 +344,7 @@ def test_a_key_with_a_passphrase_belongs_into_the_agent(
     (tmp_path / "locked").write_bytes(locked)
     with (
         server.tier(tmp_path / "store", identity=str(tmp_path / "locked")) as tier,
-        pytest.raises(ConfigError, match=r"(?i)passphrase"),
+        pytest.raises(TierDenied, match=r"(?i)passphrase.*agent"),
     ):
         tier.put("key", [b"x"])
 

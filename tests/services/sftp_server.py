@@ -1,11 +1,13 @@
 """An SFTP server for tests, as a process of its own: asyncssh's, on the loopback.
 
     python sftp_server.py FOLDER [--port N] [--sftp-server PROGRAM] [--lacking NAME ...]
+                          [--lying]
 
 FOLDER has ``host_key`` and ``authorized_keys``; the port is written to ``port`` there once the
 server listens. With ``--sftp-server`` the files are served by that program (OpenSSH's has
 its own ways to fail), and asyncssh only carries its bytes. ``--lacking`` takes extensions of
-OpenSSH away that the server would have. It serves until it is killed.
+OpenSSH away that the server would have; with ``--lying`` it tells wrong sizes. It serves until
+it is killed.
 """
 
 from __future__ import annotations
@@ -65,12 +67,22 @@ class ProgramServer(asyncssh.SSHServer):
         return ProgramSession(self.program)
 
 
+class LyingServer(asyncssh.SFTPServer):
+    """Says of each file that it has 2^62 bytes."""
+
+    def lstat(self, path: bytes) -> asyncssh.SFTPAttrs:
+        attributes = asyncssh.SFTPAttrs.from_local(super().lstat(path))
+        attributes.size = 1 << 62
+        return attributes
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--sftp-server")
     parser.add_argument("--lacking", nargs="*", default=[])
+    parser.add_argument("--lying", action="store_true")
     given = parser.parse_args()
     SFTPServerHandler._extensions = [
         (name, version)
@@ -80,7 +92,7 @@ async def main() -> None:
     how = (
         {"server_factory": lambda: ProgramServer(given.sftp_server), "encoding": None}
         if given.sftp_server
-        else {"sftp_factory": True}
+        else {"sftp_factory": LyingServer if given.lying else True}
     )
     server = await asyncssh.listen(
         "127.0.0.1",

@@ -67,11 +67,20 @@ print("left")
 """
 
 
+AT_THE_END = """\
+import asyncio, atexit
+from ckptflow.tiers import background_loop
+atexit.register(lambda: print(background_loop.run_async(asyncio.sleep(0, "still there"))))
+background_loop.run_async(asyncio.sleep(0))
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
         (INTERRUPTED, "interrupted, and the rest cancelled: True\n"),
         (STILL_RUNNING, "left\n"),
+        (AT_THE_END, "still there\n"),
     ],
 )
 def test_a_process_ends_without_noise(program: str, said: str) -> None:

@@ -120,6 +120,15 @@ def test_a_secret_is_shown_nowhere() -> None:
         assert PASSWORD not in text
 
 
+def test_a_secret_below_a_folder_view_is_shown_nowhere() -> None:
+    below = Rented(password=PASSWORD)
+    below.fail = lambda: (_ for _ in ()).throw(OSError(f"login as {PASSWORD} failed"))
+    tier = FilesystemTier(DirFileSystem(path="/x", fs=below), "y", commit="direct")
+    with pytest.raises(TierUnavailable, match=r"login as \*\*\* failed") as caught:
+        tier.put("here", [b"x"])
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+
+
 def test_what_was_handed_in_with_options_is_not_opened_elsewhere() -> None:
     spec = rented().spec
     assert spec["address"].startswith("handed-in:rented://")

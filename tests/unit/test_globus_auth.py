@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptflow.errors import ConfigError, TierDenied
+from ckptflow.errors import TierDenied
 from ckptflow.tiers.globus import GlobusTier
 from ckptflow.tiers.globus_auth import transfer_client
 from ckptflow.tiers.globus_carrier import GlobusPlaces
@@ -16,7 +16,7 @@ APPLICATION = "00000000-0000-0000-0000-00000000000a"
 
 def test_an_application_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOBUS_CLIENT_ID", raising=False)
-    with pytest.raises(ConfigError, match="set GLOBUS_CLIENT_ID"):
+    with pytest.raises(TierDenied, match="set GLOBUS_CLIENT_ID"):
         transfer_client(())
 
 

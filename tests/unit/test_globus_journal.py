@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from ckptflow.tiers.globus_journal import Journal, Transfer
 
@@ -51,7 +54,13 @@ def test_files_are_private(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("locks", [True, False], ids=["flock", "no flock"])
+def test_one_at_a_time(tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", refuse)
     inside, done, order = threading.Event(), threading.Event(), []
 
     def first() -> None:

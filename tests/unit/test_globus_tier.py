@@ -6,6 +6,7 @@ Method: the real SDK down to its HTTP requests, answered by an imitation of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,17 @@ def test_a_copy_that_came_short_is_not_believed(service: GlobusService, tmp_path
     service._work = shrink
     with pytest.raises(TierUnavailable, match="has 5 bytes, and 3 came"):
         tier_in(tmp_path).get("key")
+
+
+def test_threads_share_transfers_of_one_key(service: GlobusService, tmp_path: Path) -> None:
+    tier = tier_in(tmp_path, polling=Polling(60.0, 0.001))
+    tier.put("pack", [b"value"])
+    before = len(service.tasks)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(tier.get, ["pack"] * 8)) == {b"value"}
+        assert len(service.tasks) == before + 1
+        list(pool.map(lambda number: tier.put(f"a/{number % 4}", [b"x" * number]), range(4)))
+    assert [tier.size(key) for key in tier.iter_keys("a")] == [0, 1, 2, 3]
 
 
 # --- the rest --------------------------------------------------------------------------

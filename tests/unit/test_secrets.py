@@ -39,6 +39,12 @@ def test_secrets_are_found_however_deep() -> None:
     assert secrets_in(options) == {"AKIA1234", "deep-secret", "inside-a-token"}
 
 
+def test_secrets_in_addresses_are_known() -> None:
+    assert blot_out("ftp://me:a%40b%2Fc@host", secrets_in({"password": "a@b/c"})) == (
+        "ftp://me:***@host"
+    )
+
+
 def test_what_is_blotted_out() -> None:
     secrets = frozenset({"open", "open sesame"})
     assert blot_out("he said: open sesame", secrets) == "he said: ***"
