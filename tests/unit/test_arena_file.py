@@ -158,6 +158,11 @@ def test_a_damaged_header_is_said() -> None:
         assert not is_formatted(memory[:4096], MIB)
         format_arena(memory, MIB)
         assert is_formatted(memory[:4096], MIB)
+        for end in range(0, 32, 8):  # Whoever made it died before it was done.
+            half = bytes(8) + memory[8 : 8 + end] + bytes(4096 - 8 - end)
+            assert not is_formatted(half, MIB)
+        with pytest.raises(ArenaDamagedError, match="something else"):
+            is_formatted(bytes(4095) + b"x", MIB)
         for at in range(24):
             broken = bytearray(memory[:4096])
             broken[at] ^= 4
