@@ -83,6 +83,7 @@ class SharedMemoryTier:
         self._device = None if device is None else Path(device)
         self._notes: list[str] = []
         self._mapped: Mapped | None = None
+        self._made = False  # Whether the arena was made by this object.
         self._opening = threading.Lock()
         self._check()
         self._file = self._choose_file()
@@ -296,6 +297,14 @@ class SharedMemoryTier:
             raise ConfigError(f"{self._file} is a device; clear its first 4 KiB instead.")
         self._file.unlink(missing_ok=True)
 
+    def unmake(self) -> None:
+        """See `Placed.unmake`."""
+        with self._opening:
+            mapped = self._mapped
+            if self._made and mapped is not None and not mapped.arena.keys():
+                self.remove()
+                self._mapped, self._made = None, False
+
     # --- how ---
 
     def _put(self, key: str, parts: list[memoryview], *, replace: bool) -> None:
@@ -391,6 +400,7 @@ class SharedMemoryTier:
         if not make and not self._file.parent.is_dir():
             return None
         arena_file.make_own_folder(self._file.parent)
+        self._made = make and not self._file.exists()
         mapped = arena_file.open_file(
             self._file, wanted_bytes if make else None, node=self._node
         )

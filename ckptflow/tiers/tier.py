@@ -136,6 +136,10 @@ class Placed(Protocol):
         """Where the bytes really are, for people."""
         ...
 
+    def unmake(self) -> None:
+        """Give the place back, if this object made it and nothing is in it."""
+        ...
+
 
 def is_key_part(name: str) -> bool:
     """Tell whether ``name`` may stand between the slashes of a key."""

@@ -31,6 +31,7 @@ from ckptflow.tiers.arena import (
     slots_of,
 )
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.probe import probe
 from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
@@ -112,6 +113,17 @@ def test_a_small_memory_file_system_is_full_and_stays_empty(tmpfs: Path) -> None
         fits.put("other", [os.urandom(2 * MIB)])
     fits.delete("key")
     fits.put("other", [os.urandom(2 * MIB)])
+
+
+def test_to_try_it_out_leaves_no_memory_taken(name: str) -> None:
+    tier = SharedMemoryTier(name, capacity_bytes=2 * MIB)
+    assert probe(tier).problem is None
+    assert not tier.file.exists()
+    tier.put("key", [b"value"])
+    other = SharedMemoryTier(name, capacity_bytes=2 * MIB)
+    assert "used" in probe(other).placement
+    assert probe(tier).problem is None
+    assert tier.get("key") == other.get("key") == b"value"
 
 
 def test_a_half_made_arena_is_made_anew(name: str) -> None:
