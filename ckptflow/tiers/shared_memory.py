@@ -44,6 +44,7 @@ from ckptflow.units import KIB, format_bytes, parse_bytes
 _READ_TRIES = 1000  # Each means that somebody replaced the value while it was copied.
 _SMALL_PART_BYTES = 64 * KIB
 _PAGE_BYTES = 4 * KIB
+_FIELDS = "name", "level", "capacity_bytes", "arena", "path", "node", "device", "strict"
 
 T = TypeVar("T")
 
@@ -83,6 +84,7 @@ class SharedMemoryTier:
         self._device = None if device is None else Path(device)
         self._notes: list[str] = []
         self._mapped: Mapped | None = None
+        self._bound_node: int | None = None  # The one that was asked for, if it can be had.
         self._made = False  # Whether the arena was made by this object.
         self._opening = threading.Lock()
         self._check()
@@ -122,8 +124,9 @@ class SharedMemoryTier:
                 f"Give it a folder on tmpfs, or make it a tier of kind posix."
             )
         if self._node is not None and (reason := numa.why_not(self._node)):
-            self._node = None
             self._fall_back(reason)
+        else:
+            self._bound_node = self._node
         return arena_file.own_folder(self._path) / f"{self._arena}.arena"
 
     def _fall_back(self, reason: str) -> None:
@@ -138,7 +141,7 @@ class SharedMemoryTier:
 
         So the memory that one task has mapped is mapped already for the next.
         """
-        given = {key: value for key, value in spec.items() if key != "kind"}
+        given = {key: spec[key] for key in _FIELDS if key in spec}
         identity = tuple(sorted((key, str(value)) for key, value in given.items()))
         with _opened_lock:
             tier = _opened.get(identity)
@@ -402,7 +405,7 @@ class SharedMemoryTier:
         arena_file.make_own_folder(self._file.parent)
         self._made = make and not self._file.exists()
         mapped = arena_file.open_file(
-            self._file, wanted_bytes if make else None, node=self._node
+            self._file, wanted_bytes if make else None, node=self._bound_node
         )
         if mapped is not None and mapped.arena.size_bytes != wanted_bytes:
             self._notes.append(
