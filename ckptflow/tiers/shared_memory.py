@@ -251,10 +251,10 @@ class SharedMemoryTier:
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
         """See `Tier.read_into`."""
         view = np.frombuffer(memoryview(target).cast("B"), np.uint8)
-        filled = self._read(key, lambda value: _copy_from(value, view, start_bytes))
-        if filled < len(view):
+        size = self._read(key, lambda value: _copy_from(value, view, start_bytes))
+        if start_bytes + len(view) > size:
             raise CorruptionError(
-                f"{key!r} on tier {self._name!r} ends after {start_bytes + filled} bytes; "
+                f"{key!r} on tier {self._name!r} ends after {size} bytes; "
                 f"{len(view)} bytes were expected from byte {start_bytes} on."
             )
 
@@ -434,9 +434,10 @@ def _copy_to(parts: list[memoryview], target: NDArray[np.uint8]) -> None:
 
 
 def _copy_from(value: NDArray[np.uint8], target: NDArray[np.uint8], start_bytes: int) -> int:
+    """Fill ``target`` as far as the value goes; return the size of the value."""
     piece = value[start_bytes : start_bytes + len(target)]
     target[: len(piece)] = piece
-    return len(piece)
+    return len(value)
 
 
 _opened: dict[tuple[tuple[str, str], ...], SharedMemoryTier] = {}
