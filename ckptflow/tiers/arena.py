@@ -90,13 +90,15 @@ def slots_of(size_bytes: int) -> int:
 
 
 def is_formatted(header: bytes, size_bytes: int) -> bool:
-    """Tell whether an arena of that size begins with ``header``; all zeros is none yet.
+    """Tell whether an arena of that size begins with ``header``, or nothing does.
+
+    Nothing is zeros, but for the words that `format_arena` stores before the last one.
 
     Raises:
         ArenaDamagedError: it is something else, or was damaged.
     """
     words = struct.unpack_from("<4Q", header.ljust(32, b"\0"))
-    if not any(words):
+    if words[0] == 0 and not any(header[32:]):
         return False
     if words[0] != _MAGIC:
         raise ArenaDamagedError("something else than an arena lies there")
@@ -107,15 +109,16 @@ def is_formatted(header: bytes, size_bytes: int) -> bool:
 
 
 def format_arena(memory: mmap.mmap, size_bytes: int) -> None:
-    """Make an empty arena. The seal comes last, so a death half way leaves none."""
+    """Make an empty arena. The magic comes last, so a death half way leaves none."""
     words = memoryview(memory).cast("Q")
     slots = slots_of(size_bytes)
-    words[3] = 0
+    words[0] = 0
     words[4 : HEADER_BYTES // 8] = memoryview(bytes(HEADER_BYTES - 32)).cast("Q")
     states = slice(HEADER_BYTES // 8, HEADER_BYTES // 8 + slots)
     words[states] = memoryview(bytes(8 * slots)).cast("Q")
-    words[0], words[1], words[2] = _MAGIC, size_bytes, slots
+    words[1], words[2] = size_bytes, slots
     words[3] = _seal((_MAGIC, size_bytes, slots))
+    words[0] = _MAGIC
     words.release()
 
 

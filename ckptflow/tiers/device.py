@@ -57,8 +57,12 @@ class DeviceTier:
         """See `ckptflow.tiers.opening.Opens`. One name is one tier in the whole process."""
         with _opened_lock:
             if spec["name"] not in _opened:
-                given = {key: value for key, value in spec.items() if key != "kind"}
-                _opened[spec["name"]] = cls(**given)
+                _opened[spec["name"]] = cls(
+                    spec["name"],
+                    level=spec["level"],
+                    capacity_bytes=spec["capacity_bytes"],
+                    number=spec.get("number"),
+                )
             return _opened[spec["name"]]
 
     @property

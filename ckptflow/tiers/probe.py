@@ -69,5 +69,6 @@ def probe(
         problem = str(error)
     measured = Probe(tier.name, tier.level, size_bytes, write_s, read_s, problem)
     if isinstance(tier, Placed) and problem is None:
-        return replace(measured, placement=tier.placement, notes=tier.notes)
+        measured = replace(measured, placement=tier.placement, notes=tier.notes)
+        tier.unmake()  # Nobody wants it to take memory because it was looked at.
     return measured

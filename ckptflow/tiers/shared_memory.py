@@ -44,6 +44,7 @@ from ckptflow.units import KIB, format_bytes, parse_bytes
 _READ_TRIES = 1000  # Each means that somebody replaced the value while it was copied.
 _SMALL_PART_BYTES = 64 * KIB
 _PAGE_BYTES = 4 * KIB
+_FIELDS = "name", "level", "capacity_bytes", "arena", "path", "node", "device", "strict"
 
 T = TypeVar("T")
 
@@ -83,6 +84,8 @@ class SharedMemoryTier:
         self._device = None if device is None else Path(device)
         self._notes: list[str] = []
         self._mapped: Mapped | None = None
+        self._bound_node: int | None = None  # The one that was asked for, if it can be had.
+        self._made = False  # Whether the arena was made by this object.
         self._opening = threading.Lock()
         self._check()
         self._file = self._choose_file()
@@ -121,8 +124,9 @@ class SharedMemoryTier:
                 f"Give it a folder on tmpfs, or make it a tier of kind posix."
             )
         if self._node is not None and (reason := numa.why_not(self._node)):
-            self._node = None
             self._fall_back(reason)
+        else:
+            self._bound_node = self._node
         return arena_file.own_folder(self._path) / f"{self._arena}.arena"
 
     def _fall_back(self, reason: str) -> None:
@@ -137,7 +141,7 @@ class SharedMemoryTier:
 
         So the memory that one task has mapped is mapped already for the next.
         """
-        given = {key: value for key, value in spec.items() if key != "kind"}
+        given = {key: spec[key] for key in _FIELDS if key in spec}
         identity = tuple(sorted((key, str(value)) for key, value in given.items()))
         with _opened_lock:
             tier = _opened.get(identity)
@@ -247,10 +251,10 @@ class SharedMemoryTier:
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
         """See `Tier.read_into`."""
         view = np.frombuffer(memoryview(target).cast("B"), np.uint8)
-        filled = self._read(key, lambda value: _copy_from(value, view, start_bytes))
-        if filled < len(view):
+        size = self._read(key, lambda value: _copy_from(value, view, start_bytes))
+        if start_bytes + len(view) > size:
             raise CorruptionError(
-                f"{key!r} on tier {self._name!r} ends after {start_bytes + filled} bytes; "
+                f"{key!r} on tier {self._name!r} ends after {size} bytes; "
                 f"{len(view)} bytes were expected from byte {start_bytes} on."
             )
 
@@ -295,6 +299,14 @@ class SharedMemoryTier:
         if self._file == self._device:
             raise ConfigError(f"{self._file} is a device; clear its first 4 KiB instead.")
         self._file.unlink(missing_ok=True)
+
+    def unmake(self) -> None:
+        """See `Placed.unmake`."""
+        with self._opening:
+            mapped = self._mapped
+            if self._made and mapped is not None and not mapped.arena.keys():
+                self.remove()
+                self._mapped, self._made = None, False
 
     # --- how ---
 
@@ -391,8 +403,9 @@ class SharedMemoryTier:
         if not make and not self._file.parent.is_dir():
             return None
         arena_file.make_own_folder(self._file.parent)
+        self._made = make and not self._file.exists()
         mapped = arena_file.open_file(
-            self._file, wanted_bytes if make else None, node=self._node
+            self._file, wanted_bytes if make else None, node=self._bound_node
         )
         if mapped is not None and mapped.arena.size_bytes != wanted_bytes:
             self._notes.append(
@@ -421,9 +434,10 @@ def _copy_to(parts: list[memoryview], target: NDArray[np.uint8]) -> None:
 
 
 def _copy_from(value: NDArray[np.uint8], target: NDArray[np.uint8], start_bytes: int) -> int:
+    """Fill ``target`` as far as the value goes; return the size of the value."""
     piece = value[start_bytes : start_bytes + len(target)]
     target[: len(piece)] = piece
-    return len(piece)
+    return len(value)
 
 
 _opened: dict[tuple[tuple[str, str], ...], SharedMemoryTier] = {}

@@ -194,6 +194,10 @@ class Placed(Protocol):
         """Where the bytes really are, for people."""
         ...
 
+    def unmake(self) -> None:
+        """Give the place back, if this object made it and nothing is in it."""
+        ...
+
 
 @runtime_checkable
 class Settling(Protocol):

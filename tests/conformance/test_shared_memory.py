@@ -102,6 +102,22 @@ def test_create_has_one_winner_among_processes_sides(shared: SharedMemoryTier) -
     assert all(shared.get(f"claims/{key}") == b"%d" % number for key, number in winners)
 
 
+def test_whoever_comes_first_makes_it(shared: SharedMemoryTier) -> None:
+    tiers = [SharedMemoryTier(shared.name, capacity_bytes=4 * MIB) for _ in range(8)]
+    barrier = threading.Barrier(len(tiers))
+
+    def put(number: int) -> None:
+        barrier.wait()
+        tiers[number].put(str(number), [b"%d" % number])
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(len(tiers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [shared.get(str(number)) for number in range(8)] == [b"%d" % n for n in range(8)]
+
+
 def test_what_is_freed_is_used_again_before_fresh_memory(shared: SharedMemoryTier) -> None:
     for number in range(50):
         shared.put(f"values/{number}", [bytes(300_000)])

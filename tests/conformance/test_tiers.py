@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def test_memory_tier_has_a_capacity() -> None:
     with pytest.raises(TierFull, match="no room for 'c'"):
         tier.create("c", b"x")
     assert list(tier.iter_keys("")) == ["a"]
+
+
+def test_memory_tier_takes_a_values_memory_once_and_none_for_what_does_not_fit() -> None:
+    tier, parts = MemoryTier(capacity_bytes=9_000_000), [bytes(4_000_000), bytearray(4_000_000)]
+    tracemalloc.start()
+    try:
+        tier.put("a", parts)
+        assert tracemalloc.get_traced_memory()[1] < 8_500_000
+        tracemalloc.reset_peak()
+        with pytest.raises(TierFull, match="'b'"):
+            tier.put("b", parts)
+        assert tracemalloc.get_traced_memory()[1] < 8_500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_posix_files_and_folders_are_private(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 ``writer ARENA SEED``: puts and deletes values of its own for ever, until it is killed.
 ``task ARENA DISK STEPS``: a task with checkpoints in memory, and now and then on disk.
 ``put ARENA KEY SIZE``: puts one value.
+``maker ARENA``: makes a large arena, and waits.
 ``few_files ARENA COUNT``: puts and reads values, with few files allowed.
 ``forker ARENA``: dies while it writes, with a forked child that puts a value when told to.
 """
@@ -85,6 +86,15 @@ def task(arena: str, disk: str, steps: str) -> None:
     say("final", float(state["field"].sum()))
 
 
+def maker(arena: str) -> None:
+    """Make a large arena, which takes a while."""
+    tier = SharedMemoryTier("shm", arena=arena, capacity_bytes=256 * MIB)
+    say("begun")
+    tier.put("made", [b"by maker"])
+    say("made")
+    sys.stdin.readline()
+
+
 def few_files(arena: str, count: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     tier = opened(arena)
@@ -112,5 +122,5 @@ def forker(arena: str) -> None:
 
 
 if __name__ == "__main__":
-    modes = {one.__name__: one for one in (writer, task, put, few_files, forker)}
+    modes = {one.__name__: one for one in (writer, task, put, maker, few_files, forker)}
     modes[sys.argv[1]](*sys.argv[2:])

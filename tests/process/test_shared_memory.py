@@ -171,6 +171,28 @@ def test_forty_killed_writers_leave_only_whole_values(arena: str) -> None:
     churn(arena, kills=40)
 
 
+@pytest.mark.slow
+def test_a_maker_killed_at_any_moment_leaves_an_arena_or_none(arena: str) -> None:
+    rng = random.Random(11)
+    undisturbed = start("maker", arena)
+    listen(undisturbed, "begun")
+    began_s = time.monotonic()
+    listen(undisturbed, "made")
+    takes_s = time.monotonic() - began_s
+    kill(undisturbed)
+    for _ in range(12):
+        opened(arena).remove()
+        maker = start("maker", arena)
+        listen(maker, "begun")
+        time.sleep(takes_s * rng.random())  # So that they are killed at different places.
+        kill(maker)
+        tier = opened(arena)
+        there = list(tier.iter_keys(""))
+        assert there in ([], ["made"])
+        tier.put("other", [b"value"])
+        assert list(opened(arena).iter_keys("")) == [*there, "other"]
+
+
 def test_a_thousand_values_need_few_files(arena: str) -> None:
     assert finish(start("few_files", arena, 1000)) == "final 1000\n"
 

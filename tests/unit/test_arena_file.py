@@ -31,6 +31,7 @@ from ckptflow.tiers.arena import (
     slots_of,
 )
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.probe import probe
 from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
@@ -114,6 +115,17 @@ def test_a_small_memory_file_system_is_full_and_stays_empty(tmpfs: Path) -> None
     fits.put("other", [os.urandom(2 * MIB)])
 
 
+def test_to_try_it_out_leaves_no_memory_taken(name: str) -> None:
+    tier = SharedMemoryTier(name, capacity_bytes=2 * MIB)
+    assert probe(tier).problem is None
+    assert not tier.file.exists()
+    tier.put("key", [b"value"])
+    other = SharedMemoryTier(name, capacity_bytes=2 * MIB)
+    assert "used" in probe(other).placement
+    assert probe(tier).problem is None
+    assert tier.get("key") == other.get("key") == b"value"
+
+
 def test_a_half_made_arena_is_made_anew(name: str) -> None:
     tier = SharedMemoryTier(name, capacity_bytes=2 * MIB)
     arena_file.make_own_folder(tier.file.parent)
@@ -158,6 +170,11 @@ def test_a_damaged_header_is_said() -> None:
         assert not is_formatted(memory[:4096], MIB)
         format_arena(memory, MIB)
         assert is_formatted(memory[:4096], MIB)
+        for end in range(0, 32, 8):  # Whoever made it died before it was done.
+            half = bytes(8) + memory[8 : 8 + end] + bytes(4096 - 8 - end)
+            assert not is_formatted(half, MIB)
+        with pytest.raises(ArenaDamagedError, match="something else"):
+            is_formatted(bytes(4095) + b"x", MIB)
         for at in range(24):
             broken = bytearray(memory[:4096])
             broken[at] ^= 4
@@ -250,6 +267,7 @@ def test_what_cannot_be_had_falls_back_with_a_word(name: str, how: dict[str, obj
     (note,) = tier.notes
     assert note.startswith(f"Tier {name!r} uses ordinary shared memory: ")
     assert ("NUMA node 1023" in note) or ("/dev/dax99.0" in note)
+    assert how.items() <= tier.spec.items()  # Elsewhere it may be had.
     with pytest.warns(CheckpointWarning, match="uses ordinary shared memory"):
         save_once([tier])
     assert list(SharedMemoryTier(name, capacity_bytes=MIB).iter_keys("")) != []
