@@ -145,6 +145,7 @@ def test_with_members_down_less_is_done_and_that_is_said() -> None:
     assert member.protect_checkpoint(lineage_of(0), nodes.manifest(0)) == 1
     assert any("protected against 1 losses instead of 2" in note for note in notes)
     assert any("was left out: no route to host" in note for note in notes)
+    assert member.protect_now().stripes == []  # Better cannot be had now.
 
 
 def test_alone_nothing_is_protected_and_the_caller_is_told() -> None:
