@@ -172,8 +172,6 @@ class PeerServer:
         try:
             do(self, session, request)
         except CheckpointError as error:
-            if isinstance(error, PeerError):
-                raise
             session.send({"error": error.kind, "text": str(error)[:4000]})
 
     def _get(self, session: Session, request: dict[str, Any]) -> None:
