@@ -33,6 +33,7 @@ from ckptflow.tiers.tier import Tier, check_key
 
 CONNECTIONS_MAX = 64
 IDLE_TIMEOUT_S = 600.0
+ACCEPT_PAUSE_S = 0.05
 VALUE_BYTES_MAX = 1 << 40
 KEYS_PER_ANSWER_BYTES = 32 * 1024
 IN_MEMORY_BYTES = 4 << 20  # What is larger waits in a file, until all of it is there.
@@ -77,7 +78,7 @@ class PeerServer:
         self._waking, self._woken = socket.socketpair()
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        self._closing = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="ckptflow-peers", daemon=True)
         self._thread.start()
 
@@ -90,9 +91,9 @@ class PeerServer:
     def close(self) -> None:
         """Stop listening, end all connections, and wait until their threads have ended."""
         with self._lock:
-            if self._closing:
+            if self._closing.is_set():
                 return
-            self._closing = True
+            self._closing.set()
         self._waking.send(b"x")
         self._thread.join()
         with self._lock:
@@ -120,22 +121,31 @@ class PeerServer:
         with selectors.DefaultSelector() as ready:
             ready.register(self._listening, selectors.EVENT_READ)
             ready.register(self._woken, selectors.EVENT_READ)
-            while not self._closing:
+            while not self._closing.is_set():
                 ready.select()
-                with contextlib.suppress(OSError):  # The client was gone before we looked.
-                    self._take(self._listening.accept()[0])
+                try:
+                    connection, _ = self._listening.accept()
+                except OSError:  # The client has gone, or this process has no file left.
+                    self._closing.wait(ACCEPT_PAUSE_S)
+                else:
+                    self._take(connection)
 
     def _take(self, connection: socket.socket) -> None:
         thread = threading.Thread(
             target=self._serve, args=(connection,), name="ckptflow-peer", daemon=True
         )
         with self._lock:
-            if self._closing or len(self._open) >= CONNECTIONS_MAX:
+            if self._closing.is_set() or len(self._open) >= CONNECTIONS_MAX:
                 self._note(f"A connection was refused: {len(self._open)} are open already.")
                 connection.close()
                 return
             self._open[connection] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # The process may have no more threads.
+                self._note(f"A connection was refused: {error}")
+                del self._open[connection]
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -162,8 +172,6 @@ class PeerServer:
         try:
             do(self, session, request)
         except CheckpointError as error:
-            if isinstance(error, PeerError):
-                raise
             session.send({"error": error.kind, "text": str(error)[:4000]})
 
     def _get(self, session: Session, request: dict[str, Any]) -> None:

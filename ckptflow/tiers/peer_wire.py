@@ -24,7 +24,6 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.errors import CheckpointError
 from ckptflow.tiers.storekey import StoreKey
 
 MAGIC = b"CKFPEER1"
@@ -39,10 +38,11 @@ _NUMBER = struct.Struct("<Q")
 _MESSAGE, _DATA = 1, 2
 
 
-class PeerError(CheckpointError):
-    """The other side does not speak as one does who has the key. The connection is over."""
+class PeerError(Exception):
+    """The other side does not speak as one does who has the key. The connection is over.
 
-    kind = "peer"
+    Never seen outside of the two: a peer raises `TierUnavailable`, its server notes it.
+    """
 
 
 class Session:

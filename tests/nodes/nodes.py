@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ckptflow.data.regions import flatten
-from ckptflow.model import CheckpointId, LineageId, Manifest
+from ckptflow.model import STORE_KEY, CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.memory import Base, NamedRegion
@@ -67,6 +68,13 @@ def restored_step(tiers: Tier | Sequence[Tier], node: int) -> int | None:
         return None
     assert bits(found.state) == bits(state_of(node, found.id.step))
     return found.id.step
+
+
+def member_with_id(tier: Tier, number: int) -> Member:
+    """A member with an id of our choice, so that who leads is the same in every run."""
+    record = {"format": "ckptflow-store", "version": 1, "store": f"{number:032x}"}
+    tier.put(STORE_KEY, [json.dumps(record).encode()])
+    return member_of(tier)
 
 
 def copy_of(tier: Tier, name: str = "") -> MemoryTier:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from nodes import BLOCK, copy_of, lineage_of, restored_step, save
+from nodes import BLOCK, copy_of, lineage_of, member_with_id, restored_step, save
 
 from ckptflow.errors import FlushError
 from ckptflow.policy.retention import Retention
@@ -28,7 +28,7 @@ from ckptflow.store.redundancy.rebuild import rebuild
 from ckptflow.store.redundancy.release import held_keys, release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.set import RedundancySet
-from ckptflow.store.redundancy.survey import Member, look, member_of
+from ckptflow.store.redundancy.survey import Member, look
 from ckptflow.testing.faults import Crash, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 
@@ -47,16 +47,17 @@ class LifeOfASet(RuleBasedStateMachine):
 
     @initialize(scheme=st.sampled_from(sorted(SCHEMES)))
     def start(self, scheme: str) -> None:
-        self.scheme = SCHEMES[scheme]
+        self.scheme, self.made = SCHEMES[scheme], 0
         self.members: list[Member] = [self.fresh(node) for node in range(NODES)]
         self.bases: list[Base | None] = [None] * NODES
         self.steps = [0] * NODES
         self.gone: set[str] = set()
         self.damaged: set[tuple[str, str]] = set()
 
-    @staticmethod
-    def fresh(node: int) -> Member:
-        return member_of(MemoryTier(f"node{node}", level=1))
+    def fresh(self, node: int) -> Member:
+        """Ids come in an order that has nothing to do with that of the nodes."""
+        self.made += 1
+        return member_with_id(MemoryTier(f"node{node}", level=1), self.made * 7919 % 1009)
 
     def doomed(self, crash_at: int | None) -> list[Member]:
         left = [crash_at]

@@ -14,6 +14,7 @@ import pytest
 from nodes import Nodes, copy_of, lineage_of, restored_step, spoil
 
 from ckptflow.errors import TierUnavailable
+from ckptflow.flush import copy_checkpoint
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.redundancy.rebuild import rebuild
 from ckptflow.store.redundancy.scheme import Scheme
@@ -209,6 +210,37 @@ def test_members_that_do_not_answer_are_left_out() -> None:
     done = rebuild(survey, target)
     assert done.failed == []
     assert {restored_step(target, node) for node in (1, 2)} == {1}
+
+
+def test_a_rebuild_outward_while_a_node_is_down() -> None:
+    """SCR 8: an allocation ends, and what the lost node had is rescued to the file system."""
+    nodes = Nodes(4)
+    nodes.save(1)
+    nodes.protect(XOR)
+    shared = MemoryTier("pfs", level=3)
+    for node in (0, 1, 3):
+        found = Lineage([nodes.tiers[node]], lineage_of(node))
+        manifest = found.manifest(found.valid()[0])
+        copy_checkpoint([nodes.tiers[node]], shared, lineage_of(node), manifest)
+    done, _ = nodes.rebuild([2], shared)
+    assert done.failed == []
+    assert [restored_step(shared, node) for node in range(4)] == [1] * 4
+
+
+def test_what_cannot_be_rebuilt_is_fetched_from_further_out() -> None:
+    """SCR 10: two nodes of an XOR set are gone; the shared file system has the step before."""
+    nodes, shared = Nodes(4), MemoryTier("pfs", level=3)
+    nodes.save(1)
+    for node in range(4):
+        manifest = nodes.manifest(node)
+        copy_checkpoint([nodes.tiers[node]], shared, lineage_of(node), manifest)
+    nodes.save(2)
+    nodes.protect(XOR)
+    done, target = nodes.rebuild([2, 3])
+    rebuilt = {lineage for lineage, checkpoint in done.checkpoints if checkpoint.step == 2}
+    steps = [restored_step([target, shared], node) for node in (2, 3)]
+    assert steps == [2 if lineage_of(node) in rebuilt else 1 for node in (2, 3)]
+    assert 1 in steps
 
 
 def test_a_forged_descriptor_sends_nothing_astray() -> None:

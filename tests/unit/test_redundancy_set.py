@@ -114,6 +114,31 @@ def test_the_others_wait_for_who_leads() -> None:
     assert time.now_s == 2
 
 
+def test_what_others_have_lost_since_is_seen() -> None:
+    """The own disk says that all is well; the one with the parity has been replaced."""
+    nodes = in_order_of_id(4)
+    nodes.save(1)
+    nodes.protect(PARTNER)
+    for tier in (nodes.tiers[number] for number in (0, 1, 2)):
+        for key in list(tier.iter_keys("redundancy")):
+            tier.delete(key)
+    assert set_of(nodes, 3).protect_checkpoint(lineage_of(3), nodes.manifest(3)) == 1
+    _, target = nodes.rebuild([3])
+    assert restored_step(target, 3) == 1
+
+
+def test_less_than_wanted_is_not_enough() -> None:
+    """Of what survived two losses one has happened; the new member makes it two again."""
+    nodes = in_order_of_id(5)
+    nodes.save(1)
+    nodes.protect(RS)
+    done, target = nodes.rebuild([1])
+    assert done.failed == []
+    after = Nodes(tiers=[nodes.tiers[0], *nodes.tiers[2:], target])
+    one = set_of(after, 3, RS)  # It was node 4, and does not lead.
+    assert one.protect_checkpoint(lineage_of(4), nodes.manifest(4)) == 2
+
+
 def test_if_it_does_not_come_they_do_it_themselves() -> None:
     """And with them what the others have by then."""
     nodes, time = in_order_of_id(4), Time()
@@ -145,6 +170,7 @@ def test_with_members_down_less_is_done_and_that_is_said() -> None:
     assert member.protect_checkpoint(lineage_of(0), nodes.manifest(0)) == 1
     assert any("protected against 1 losses instead of 2" in note for note in notes)
     assert any("was left out: no route to host" in note for note in notes)
+    assert member.protect_now().stripes == []  # Better cannot be had now.
 
 
 def test_alone_nothing_is_protected_and_the_caller_is_told() -> None:

@@ -135,9 +135,8 @@ class _Round:
 
     def wishes(self) -> list[Held]:
         """Return the objects that need a stripe."""
-        wanted = self._scheme.losses_of(len(self._alive | self._assumed))
         objects = filter(self.is_open, self._survey.objects.values())
-        return [held for held in objects if not self._is_well(held, wanted)]
+        return [held for held in objects if not self._is_well(held)]
 
     def is_ready(self, held: Held) -> bool:
         """Tell whether a manifest may be protected: all of its packs are."""
@@ -201,9 +200,11 @@ class _Round:
         self.done.parity_bytes += count * stripe.parity_bytes
         self.done.reasons += [text for text in placed.reasons if text not in self.done.reasons]
 
-    def _is_well(self, held: Held, wanted: int) -> bool:
+    def _is_well(self, held: Held) -> bool:
+        """Tell whether an object is as well protected as it can be now: else it never rests."""
+        wanted = max(1, min(self._losses(), self._room([held.member])))
         return any(
-            seen.losses(self._assumed) >= max(wanted, 1) and not self._is_worn(seen)
+            seen.losses(self._assumed) >= wanted and not self._is_worn(seen)
             for seen in self._survey.of_object(held)
         )
 

@@ -81,7 +81,7 @@ def release(
     Raises:
         TierError: something could not be deleted; calling again finishes it.
     """
-    wanted = max(1, scheme.losses_of(len(set(survey.members) | set(assumed))))
+    wanted = scheme.losses_of(len(set(survey.members) | set(assumed)))
 
     def is_needed(seen: Seen, piece: DataPiece) -> bool:
         if piece.member not in survey.members:
@@ -89,8 +89,9 @@ def release(
         held = survey.objects.get((piece.member, piece.key))
         if held is None or not held.is_piece(piece):
             return False
+        as_good = max(1, min(wanted, seen.losses(assumed)))
         return not any(
-            other.stripe.id > seen.stripe.id and other.losses(assumed) >= wanted
+            other.stripe.id > seen.stripe.id and other.losses(assumed) >= as_good
             for other in survey.of_object(held)
         )
 

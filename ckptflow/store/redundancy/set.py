@@ -96,9 +96,8 @@ class RedundancySet:
         if self.scheme.name != "partner":
             if self._leads(survey):
                 survey = self._gather(survey)
-            elif losses := self._wait_for_leader(lineage, manifest.id):
-                return losses
             else:
+                self._wait_for_leader(lineage, manifest.id, survey)
                 survey = self.look()
         keys = [manifest.id.manifest_key, *(pack.key for pack in manifest.packs)]
         first = {(self.own.id, f"{lineage.prefix}/{key}") for key in keys}
@@ -155,16 +154,19 @@ class RedundancySet:
             survey = self.look()
         return survey
 
-    def _wait_for_leader(self, lineage: LineageId, checkpoint: CheckpointId) -> int:
-        """Return what a checkpoint survives as soon as it is anything; 0 when time is over.
+    def _wait_for_leader(
+        self, lineage: LineageId, checkpoint: CheckpointId, survey: Survey
+    ) -> None:
+        """Wait until a checkpoint seems to be protected as wanted, or time is over.
 
-        The descriptors on this member tell: they are the last that is written.
+        The descriptors on this member tell: they are the last that is written. Whether the
+        others still have what they had is for the next look to see.
         """
         others = [one.id for one in self.members if one is not self.own]
+        wanted = max(1, self.scheme.losses_of(len(survey.members)))
         end = self.clock() + self.wait_s
-        while True:
+        while (left_s := end - self.clock()) > 0:
             here = look([self.own])
-            losses = here.checkpoint_losses(self.own.id, lineage, checkpoint, others)
-            if losses or self.clock() >= end:
-                return losses
-            self.sleep(min(POLL_S, max(0.0, end - self.clock())))
+            if here.checkpoint_losses(self.own.id, lineage, checkpoint, others) >= wanted:
+                return
+            self.sleep(min(POLL_S, left_s))
