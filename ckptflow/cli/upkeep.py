@@ -166,6 +166,8 @@ def consolidate_command(
     json_output: JsonOption = False,
 ) -> None:
     """Write what a checkpoint needs into packs of its own, so that it is restored fast."""
+    if every and naming.parse_name(name).step is not None:
+        raise ConfigError(f"{name!r} names one checkpoint; with --all it takes RUN/TASK.")
     tiers = naming.open_store(store, site)
     lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
     tier = _tier_named(tiers, tier_name)

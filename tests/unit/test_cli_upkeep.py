@@ -87,6 +87,7 @@ def test_one_step_and_what_is_not_there(cli: Cli) -> None:
     [one] = cli.json("consolidate", "exp/a@5", "--force")["checkpoints"]
     assert one["step"] == 5
     assert cli("consolidate", "exp/a@99").exit_code == 3
+    assert cli("consolidate", "exp/a@5", "--all").exit_code == 2
     result = cli("consolidate", "exp/a", "--tier", "moon")
     assert result.exit_code == 2
     assert "no tier 'moon'" in result.output
