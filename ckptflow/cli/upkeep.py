@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -68,7 +68,7 @@ def prune_command(
     plans.sort(key=lambda plan: order[plan[0]])  # Stable: tiers stay in order.
     output.show(
         {
-            "keep": {name: str(one) for name, one in retention.items()},
+            "keep": _keep_as_data(rules, retention),
             "dry_run": dry_run,
             "freed_bytes": sum(plan.freed_bytes for _, plan in plans),
             "plans": [_plan_as_data(lineage, plan) for lineage, plan in plans],
@@ -86,6 +86,12 @@ def _keep(keep: str | None, site: str | None, room: str | None) -> Keep:
     if policy is None and room is None:
         raise ConfigError("Say what stays, for example --keep 3; nothing was deleted.")
     return "all" if policy is None else policy
+
+
+def _keep_as_data(rules: Keep, retention: Mapping[str, Retention]) -> object:
+    """Return the rules as text; by tier, if they were given so."""
+    by_tier = {name: str(one) for name, one in retention.items()}
+    return by_tier if isinstance(rules, Mapping) else next(iter(by_tier.values()))
 
 
 def _of_each(
@@ -160,6 +166,8 @@ def consolidate_command(
     json_output: JsonOption = False,
 ) -> None:
     """Write what a checkpoint needs into packs of its own, so that it is restored fast."""
+    if every and naming.parse_name(name).step is not None:
+        raise ConfigError(f"{name!r} names one checkpoint; with --all it takes RUN/TASK.")
     tiers = naming.open_store(store, site)
     lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
     tier = _tier_named(tiers, tier_name)

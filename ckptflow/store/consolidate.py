@@ -80,8 +80,7 @@ def consolidate(
     """Consolidate a checkpoint on a tier, if that is worth it.
 
     Its bytes are read from that tier, and where that copy is damaged, from the others. Takes
-    memory for about one pack and
-    `ckptflow.store.partial.PART_BYTES`.
+    memory for about one pack and one part (`ckptflow.store.partial.PART_BYTES`).
 
     Args:
         lineage: whose.

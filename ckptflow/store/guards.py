@@ -105,7 +105,11 @@ def hold(
     key = _put(tier, lineage, "hold", packs, checkpoint)
     try:
         waited_s = 0.0
-        while doomed := read_notices(tier, lineage).announced.intersection(packs):
+        while doomed := [
+            pack
+            for pack in read_notices(tier, lineage).announced
+            if pack in packs or CheckpointId.of_pack(pack) == checkpoint
+        ]:
             if waited_s >= wait_s:
                 raise TierUnavailable(
                     f"{lineage} {checkpoint} needs {min(doomed)!r} on tier {tier.name!r}, "

@@ -100,9 +100,7 @@ def plan_prune(
         if not seen.notices.protects(key)
         and _is_finished(CheckpointId.of_pack(key), newest, newest_attempt, in_flight)
     ]
-    sizes = {
-        pack.key: pack.size_bytes for one in seen.here if one.needs for pack in one.needs.packs
-    }
+    sizes = _sizes(seen)
     return PrunePlan(
         tier=tier.name,
         verdicts=tuple(verdicts),
@@ -194,7 +192,16 @@ def _confirmed(
         and key.removeprefix(prefix) not in needed
         and not seen.notices.protects(key.removeprefix(prefix))
     )
-    return replace(plan, manifests=going, packs=packs)
+    sizes = _sizes(seen)
+    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in {*plan.packs} - {*packs})
+    freed_bytes = plan.freed_bytes - spared
+    return replace(plan, manifests=going, packs=packs, freed_bytes=freed_bytes)
+
+
+def _sizes(seen: Inventory) -> dict[str, int]:
+    """Return the sizes of the packs that any manifest names."""
+    needs = (one.needs.packs for one in seen.here if one.needs)
+    return {pack.key: pack.size_bytes for packs in needs for pack in packs}
 
 
 def _delete(tier: Tier, keys: Iterable[str], on_deleted: Callable[[str], None]) -> None:

@@ -105,18 +105,16 @@ def write_checkpoint(
             memory.rollback()
             packer.forget()
             raise
-        if _commit(tier, manifest, planner, plan, packer):
+        if _commit(tier, manifest, planner, plan):
             break
     _remember(plan, packer, manifest, goal=goal, adapt=cell_bytes is None)
     return Base(manifest, memory)
 
 
-def _commit(
-    tier: Tier, manifest: Manifest, planner: Planner, plan: Plan, packer: Packer
-) -> bool:
+def _commit(tier: Tier, manifest: Manifest, planner: Planner, plan: Plan) -> bool:
     """Put the manifest; return whether it stays.
 
-    It is taken back if a prune elsewhere deleted packs that only older checkpoints named.
+    It is taken back if a prune elsewhere deleted older packs that it names, or is about to.
     """
     key = f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
     try:
@@ -128,7 +126,7 @@ def _commit(
     except BaseException:
         plan.memory.rollback()
         raise
-    packer.forget()
+    # The packs stay for a prune: who read the manifest, to consolidate it, may hold them.
     plan.memory.rollback()
     plan.memory.forget(lost)
     return False

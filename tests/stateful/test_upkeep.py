@@ -211,7 +211,7 @@ class Store:
                 pytest.fail(f"nothing here fails for good: {error}")
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16), 2378])  # The last once brought one back broken.
 def test_what_was_acknowledged_stays_whole_in_every_order(seed: int) -> None:
     play(seed)
 

@@ -69,6 +69,15 @@ def test_a_hold_waits_for_what_was_announced_before(tier: MemoryTier) -> None:
         assert len(waits) == 3  # What is not needed may go.
 
 
+def test_a_hold_waits_for_what_its_checkpoint_wrote(tier: MemoryTier) -> None:
+    with (
+        announced(tier, LINEAGE, [OWN]),
+        pytest.raises(TierUnavailable, match="about to be deleted"),
+        hold(tier, LINEAGE, THIS, wait_s=1, sleep=lambda _s: None),
+    ):
+        pass
+
+
 def test_a_hold_does_not_wait_for_ever(tier: MemoryTier) -> None:
     with (
         announced(tier, LINEAGE, [OTHER]),

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from ckptflow import manifest as manifest_file
-from ckptflow.errors import NotFoundError, TierUnavailable
+from ckptflow.checkpointer import Checkpointer
+from ckptflow.errors import ConfigError, NotFoundError, TierUnavailable
+from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.guards import hold
 from ckptflow.store.prune import PrunePlan, plan_prune, prune
 from ckptflow.store.resume import read_state
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
@@ -435,3 +438,116 @@ def test_a_deleted_pack_is_no_error(disk: MemoryTier) -> None:
     assert garbage in plan.packs
     assert plan.freed_bytes == sum(sizes[key] for key in plan.packs if key != garbage)
     assert steps_restored(disk) == [5]
+
+
+# --- what is known besides ---
+
+
+def test_what_was_proven_stays_until_something_newer_is(disk: MemoryTier) -> None:
+    proven = [CheckpointId(2, 1), CheckpointId(3, 1)]
+    plan = run(disk, 1, proven=proven)
+    assert steps_restored(disk) == [5, 3]
+    reasons = {verdict.id.step: verdict.reasons for verdict in plan.verdicts}
+    assert reasons[3] == ("the newest that was read as a whole and found sound",)
+    run(disk, 1, proven=[*proven, CheckpointId(5, 1)])
+    assert steps_restored(disk) == [5]
+
+
+def test_what_was_proven_and_is_damaged_since_is_no_use(disk: MemoryTier) -> None:
+    victim = Lineage([disk], LINEAGE).manifest_on(disk, CheckpointId(3, 1)).own_packs[0]
+    disk.delete(PREFIX + victim.key)
+    run(disk, 1, proven=[CheckpointId(3, 1)])
+    lineage = Lineage([disk], LINEAGE)
+    assert CheckpointId(3, 1) not in [found.id for found in lineage.checkpoints()]
+
+
+def test_a_task_keeps_what_it_was_restored_from(tmp_path: Path) -> None:
+    def lives(keep: int, *steps: int) -> list[int]:
+        with Checkpointer(tmp_path, keep=keep, rng=False) as ckpt:
+            ckpt.restore(state_of(0))
+            for step in steps:
+                ckpt.save(step, state_of(step)).wait()
+        return [found.id.step for found in ckpt.lineage.valid()]
+
+    assert lives(1, 1, 2, 3) == [3]
+    assert lives(1, 4, 5, 6) == [6, 3]  # Only 3 is known to come back.
+    assert lives(1, 7) == [7, 6]
+
+
+def test_what_somebody_holds_stays_with_its_packs(disk: MemoryTier) -> None:
+    with hold(disk, LINEAGE, CheckpointId(2, 1)):
+        plan = run(disk, 1)
+    assert steps_restored(disk) == [5, 2]
+    reasons = {verdict.id.step: verdict.reasons for verdict in plan.verdicts}
+    assert reasons[2] == ("is in use elsewhere",)
+    run(disk, 1)
+    assert steps_restored(disk) == [5]
+
+
+def test_notices_of_the_dead_go(disk: MemoryTier) -> None:
+    with (
+        pytest.raises(Crash),
+        hold(CrashingTier(disk, crash_at=1), LINEAGE, CheckpointId(2, 1)),
+    ):
+        pass
+    run(disk, 1)
+    assert steps_restored(disk) == [5, 2]
+    run(disk, 1, now=lambda: datetime.now(UTC) + timedelta(days=2))
+    assert steps_restored(disk) == [5]
+    assert not list(disk.iter_keys(f"{PREFIX}guards"))
+
+
+def test_a_prune_that_was_asleep_deletes_nothing_any_more(disk: MemoryTier) -> None:
+    """Others take its announcement for that of a dead process, and rely on the packs."""
+    began = datetime.now(UTC)
+    times = iter([began, *[began + timedelta(minutes=6)] * 99])
+    before = set(disk.iter_keys(""))
+    run(disk, 1, now=lambda: next(times))
+    assert set(disk.iter_keys("")) == before
+
+
+# --- tiers ---
+
+
+def test_each_tier_keeps_its_own(tmp_path: Path) -> None:
+    near, far = PosixTier(tmp_path / "near", name="near"), MemoryTier("far", level=3)
+    keep = {"near": 1, "far": "newest=2,every=3"}
+    with Checkpointer([near, far], keep=keep, rng=False) as ckpt:
+        for step in range(1, 9):
+            ckpt.save(step, state_of(step)).wait(3)
+    lineage = ckpt.lineage
+    assert [found.id.step for found in lineage.checkpoints_on(near)] == [8]
+    assert [found.id.step for found in lineage.checkpoints_on(far)] == [8, 7, 6, 3]
+
+
+def test_a_table_names_tiers_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep names 'nvme'; the tiers are"):
+        Checkpointer(tmp_path, keep={"nvme": 1})
+
+
+def test_room_limits_a_tier_as_it_fills(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep="bytes=13kB", rng=False) as ckpt:
+        for step in range(1, 9):
+            ckpt.save(step, {"w": np.random.default_rng(step).standard_normal(500)})
+    tier = ckpt.lineage.tiers[0]
+    sizes = [tier.size(key) for key in tier.iter_keys(f"{ckpt.lineage.id.prefix}/packs")]
+    assert 8000 < sum(sizes) <= 13_000
+    assert [found.id.step for found in ckpt.lineage.valid()] == [8, 7, 6]
+
+
+def test_an_older_safer_copy_outlives_a_newer_weaker_one(save_state: SaveState) -> None:
+    """Steps 1 to 3 reached the far tier, 4 and 5 did not yet; then the near one is lost."""
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=4)
+    for step in range(1, 6):
+        save_state(near, str(LINEAGE), step, state_of(step))
+        if step <= 3:
+            manifest = Lineage([near], LINEAGE).manifest_on(near, CheckpointId(step, 1))
+            copy_checkpoint([near], far, LINEAGE, manifest)
+    lineage = Lineage([near, far], LINEAGE)
+    for tier in (near, far):
+        prune(lineage, tier, Retention(newest=1))
+    assert steps_restored(near) == [5]
+    assert steps_restored(far) == [3]  # The newest of what would be left without the other.
+    copy_checkpoint([near], far, LINEAGE, lineage.manifest_on(near, CheckpointId(5, 1)))
+    prune(lineage, far, Retention(newest=1))
+    assert steps_restored(far) == [5]  # Now the newer one is as safe.

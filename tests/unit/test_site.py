@@ -79,6 +79,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('capacity = "1 GiB"', 'capacity = "1 s"', 8, "size"),
         ('name = "pfs"', 'name = "ram"', None, "two tiers have the name 'ram'"),
         ("pfs = 5", "nvme = 5", None, "flush_every names 'nvme', which is no tier"),
+        ("keep = 3", "keep = { nvme = 1 }", None, "keep names 'nvme', which is no tier"),
+        ("keep = 3", 'keep = { pfs = "some" }', 23, "does not say what to keep"),
         ('every = "5min"', 'every = "sometimes"', 22, "sometimes"),
         ("keep = 3", "keep = -3", 23, "keep"),
         ("every = 10", "evry = 10", 27, "policies.short.evry: unknown key"),
@@ -179,6 +181,13 @@ def test_a_store_replaces_the_tiers_and_takes_the_runs_with_it(tmp_path: Path) -
     assert [tier.path for tier in site.tiers] == [tmp_path / "mine"]
     assert site.runs_folder == tmp_path / "mine" / "runs"
     assert site.policy.flush_every == {}
+
+
+def test_what_each_tier_keeps(tmp_path: Path) -> None:
+    keep = 'keep = { ram = 1, pfs = "newest=3,bytes=2GB" }'
+    site = load_site(write(tmp_path, GOOD.replace("keep = 3", keep)))
+    assert site.policy.keep == {"ram": 1, "pfs": "newest=3,bytes=2GB"}
+    assert site.with_store(tmp_path / "mine").policy.keep is None
 
 
 def test_memory_tiers_of_one_name_are_one() -> None:
