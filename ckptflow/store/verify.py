@@ -38,6 +38,7 @@ __all__ = [
 
 MEMORY_BYTES = 192 * MIB  # For what is read, of all tiers and threads together.
 THREADS_MAX = 32  # Threads for each tier.
+_READINGS_MAX = 4  # Of a manifest that is replaced again and again.
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 1 * MIB, 16 * MIB
 
 
@@ -101,13 +102,28 @@ class Verifier:
         self._roots = RootChecker(tier, pool, window_bytes=memory_bytes // 4)
 
     def check(self, checkpoint: CheckpointId) -> CopyReport:
-        """Check one copy: manifest, packs, and, unless it is a sample, the state's roots."""
-        tier, key = self._tier, f"{self._lineage.id.prefix}/{checkpoint.manifest_key}"
-        try:
-            manifest = self._lineage.manifest_on(tier, checkpoint)
-            checked_bytes = manifest_bytes = tier.size(key)
-        except CheckpointError as error:
-            return CopyReport(checkpoint, tier.name, 0, (str(error),))
+        """Check one copy: manifest, packs, and, unless it is a sample, the state's roots.
+
+        Where something is wrong the manifest is read again: if it is another one by now, the
+        checkpoint was packed again meanwhile, and the packs that it had may be gone.
+        """
+        tier, last = self._tier, None
+        key = f"{self._lineage.id.prefix}/{checkpoint.manifest_key}"
+        for _ in range(_READINGS_MAX):
+            try:
+                manifest = self._lineage.manifest_on(tier, checkpoint)
+                manifest_bytes = tier.size(key)
+            except CheckpointError as error:
+                return CopyReport(checkpoint, tier.name, 0, (str(error),))
+            if manifest == last:
+                break
+            report, last = self._check(manifest, manifest_bytes), manifest
+            if report.sound:
+                break
+        return report
+
+    def _check(self, manifest: Manifest, manifest_bytes: int) -> CopyReport:
+        tier, checked_bytes = self._tier, manifest_bytes
         problems: list[str] = []
         for ref in manifest.packs:
             found = self.packs.check(ref)
@@ -115,12 +131,12 @@ class Verifier:
             problems += found.problems
         if manifest.root != checkpoint_root(manifest.regions):
             problems.append(
-                f"The root of {self._lineage.id} {checkpoint} is not that of its regions."
+                f"The root of {manifest.lineage} {manifest.id} is not that of its regions."
             )
         if not problems and self._sample.is_all:
             problems += self._root_problems(manifest)
         stored_bytes = manifest_bytes + sum(ref.size_bytes for ref in manifest.packs)
-        return CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems), stored_bytes)
+        return CopyReport(manifest.id, tier.name, checked_bytes, tuple(problems), stored_bytes)
 
     def _root_problems(self, manifest: Manifest) -> list[str]:
         try:

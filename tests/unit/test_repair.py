@@ -233,6 +233,18 @@ def test_what_a_live_run_prunes_meanwhile_does_not_come_back(
     assert list(near.iter_keys(PREFIX + "manifests")) == []
 
 
+def test_what_is_packed_again_meanwhile_is_not_missed(
+    near: MemoryTier, packed_again: Callable[[MemoryTier], Tier]
+) -> None:
+    tier = packed_again(near)
+    newest = Lineage([tier], LINEAGE).checkpoints()[:1]
+    report = repair(Lineage([tier], LINEAGE), newest)
+    assert report.complete
+    assert report.mended == []
+    assert report.sound == [(CheckpointId(3, 1), "near")]
+    assert len(list(near.iter_keys(f"{PREFIX}packs"))) == 1
+
+
 class Vault:
     """A spare that has some objects, or says that it has."""
 
