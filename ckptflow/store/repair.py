@@ -21,7 +21,8 @@ from ckptflow.model import CheckpointId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage, decode_manifest, ensure_store
 from ckptflow.store.checking.packs import PackCheck, PackChecker, check_pack
 from ckptflow.store.find import is_there
-from ckptflow.store.quarantine import lift_all
+from ckptflow.store.quarantine import failures, lift_all
+from ckptflow.store.verify import verify_copy
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
 
@@ -116,12 +117,28 @@ def repair(
     with ThreadPoolExecutor(threads, "ckptflow-repair") as pool:
         work = _Repair(lineage, spares, pool, dry_run=dry_run)
         for found in sorted(checkpoints, key=lambda one: one.id):
-            tiers = lineage.tiers if everywhere else found.tiers
+            tiers = lineage.tiers if everywhere and not found.void else found.tiers
             work.mend_checkpoint(found, tiers)
             on_checkpoint(found.id)
     if not dry_run:
-        lift_all(lineage, {checkpoint for checkpoint, _tier in work.report.sound}, note=note)
+        _lift(lineage, work.report, note)
     return work.report
+
+
+def _lift(lineage: Lineage, report: RepairReport, note: Callable[[str], None]) -> None:
+    """Lift the quarantine of what is sound up to its roots, which a repair does not look at."""
+    try:
+        failed = failures(lineage)
+    except CheckpointError as error:
+        note(f"{lineage.id}: what is quarantined could not be found out: {error}")
+        return
+    tiers = {tier.name: tier for tier in lineage.tiers}
+    sound = {
+        checkpoint
+        for checkpoint, tier in report.sound
+        if checkpoint in failed and verify_copy(tiers[tier], lineage, checkpoint).sound
+    }
+    lift_all(lineage, sound, note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +260,11 @@ class _Repair:
         return False
 
     def _now(self, tier: Tier, copy: _Copy) -> _Copy | None:
-        """Return the manifest that is there now, if there is a sound one."""
+        """Return the manifest that is there now; none if it is gone, or damaged by now."""
         try:
             return self._copy_on(tier, copy.manifest.id)
+        except TierError:  # Then a put will fail, and say so.
+            return copy
         except CheckpointError:
             return None
 
