@@ -32,12 +32,14 @@ class Restored:
         state: the state; the target itself where one was given.
         base: what the next checkpoint can be diffed against.
         skipped: newer checkpoints that were passed over, with the reason, newest first.
+        failed_tiers: names of those whose copy could not be used, wholly or in part.
     """
 
     id: CheckpointId
     state: Any
     base: Base
     skipped: tuple[tuple[CheckpointId, str], ...]
+    failed_tiers: frozenset[str] = frozenset()
 
 
 def restore_newest(
@@ -76,12 +78,19 @@ def restore_newest(
     skipped: list[tuple[CheckpointId, str]] = []
     failures: list[Exception] = []
     for found in sorted(candidates, key=lambda one: one.id in bad):  # Else the newest first.
+        failed: set[str] = set()
         try:
             manifest = lineage.manifest(found)
             # Where the manifest is the packs should be, too; elsewhere they may be.
             others = [tier for tier in lineage.tiers if tier not in found.tiers]
             tiers = [*found.tiers, *others]
-            state, base = read_state(tiers, manifest, target, note=note)
+            state, base = read_state(
+                tiers,
+                manifest,
+                target,
+                note=note,
+                on_failed=lambda tier, failed=failed: failed.add(tier.name),  # type: ignore[misc]
+            )
         except _NOT_THIS_ONE as error:
             failures.append(error)
             skipped.append((found.id, str(error)))
@@ -89,7 +98,8 @@ def restore_newest(
             if attempt is not None and is_damage(error):
                 record_failure(lineage, found.id, by=attempt, error=error, note=note)
             continue
-        return Restored(found.id, state, base, _newer_first(found.id, skipped, passed_over))
+        told = _newer_first(found.id, skipped, passed_over)
+        return Restored(found.id, state, base, told, frozenset(failed))
     if not candidates:
         return None
     raised = RestoreError(
@@ -119,6 +129,7 @@ def read_state(
     target: object | None,
     *,
     note: Callable[[str], None] = lambda _text: None,
+    on_failed: Callable[[Tier], None] = lambda _tier: None,
 ) -> tuple[Any, Base]:
     """Read one checkpoint into ``target`` or into a new state.
 
@@ -128,7 +139,7 @@ def read_state(
     """
     sizes = [entry.size_bytes for entry in manifest.regions]
     plan = plan_restore(manifest.structure, sizes, target)
-    chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note)
+    chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note, on_failed=on_failed)
     base = remember(manifest, plan.buffers, chunks)
     return plan.finish(), base
 
