@@ -89,7 +89,10 @@ class History:
         return [self.restored.id] if self.restored else []
 
     def bases(self) -> dict[str, Base]:
-        """Return what was restored, by the name of each tier that holds all of it."""
+        """Return what was restored, by the name of each tier that holds all of it.
+
+        Not of one whose copy could not be used: what is diffed against damage is lost with it.
+        """
         if self.restored is None:
             return {}
         base = self.restored.base
@@ -97,7 +100,12 @@ class History:
             f"{self.lineage.id.prefix}/{pack.key}": pack.size_bytes
             for pack in base.manifest.packs
         }
-        return {tier.name: base for tier in self.lineage.tiers if _holds(tier, sizes)}
+        usable = [
+            tier
+            for tier in self.lineage.tiers
+            if tier.name not in self.restored.failed_tiers and _holds(tier, sizes)
+        ]
+        return {tier.name: base for tier in usable}
 
 
 def _holds(tier: Tier, sizes: Mapping[str, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from ckptflow.cli import naming, output
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
-from ckptflow.errors import ConfigError
+from ckptflow.errors import ConfigError, TierFull
 from ckptflow.store.moving.archive import read_archive, write_archive
 from ckptflow.store.moving.carry import copy_run
 from ckptflow.store.moving.items import MoveReport
@@ -21,6 +22,8 @@ from ckptflow.tiers.durable import whole_file
 from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import format_bytes
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 ToOption = Annotated[
     str, typer.Option("--to", help="Store that it goes to: a folder, or an address.")
@@ -69,7 +72,8 @@ def archive_command(
                 tiers, run, file, on_object=_Bar(bar, "archive"), note=output.note
             )
     except OSError as error:
-        raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
+        kind = TierFull if error.errno in _FULL else ConfigError
+        raise kind(f"Cannot write {path}: {error.strerror or error}.") from error
     return _show(report, f"{run} in {path}", as_json=json_output)
 
 

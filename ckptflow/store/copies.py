@@ -71,9 +71,11 @@ class Pack:
         note: Callable[[str], None],
         *,
         hold_small: bool = False,
+        on_failed: Callable[[Tier], None] = lambda _tier: None,
     ) -> None:
         self.key = f"{lineage.prefix}/{ref.key}"
         self._tiers, self._lineage, self._ref, self._note = list(tiers), lineage, ref, note
+        self._on_failed = on_failed  # Told of each tier whose copy could not be used.
         self._frames: FrameTable | None = None
         self._hold = hold_small and ref.size_bytes <= WHOLE_BYTES
         self._whole: tuple[Tier, bytes] | None = None  # A small pack, and where it is from.
@@ -125,6 +127,7 @@ class Pack:
             except _COPY_FAILED as error:
                 failures.append(error)
                 self._note(str(error))
+                self._on_failed(tier)
                 if isinstance(error, NotFoundError):  # It will not come; do not ask again.
                     self._tiers = [left for left in self._tiers if left is not tier]
             else:

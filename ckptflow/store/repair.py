@@ -22,11 +22,13 @@ from ckptflow.store.catalog import Found, Lineage, decode_manifest
 from ckptflow.store.checking.packs import PackCheck, PackChecker, check_pack
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.find import is_there
-from ckptflow.store.quarantine import lift_all
+from ckptflow.store.quarantine import failures, lift_all
+from ckptflow.store.verify import verify_copy
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
 
 _PIECE_BYTES = 8 * MIB
+_READINGS_MAX = 4  # Of a manifest that is replaced again and again.
 _FAILED = (CorruptionError, NotFoundError, TierError)
 
 
@@ -116,12 +118,28 @@ def repair(
     with ThreadPoolExecutor(threads, "ckptflow-repair") as pool:
         work = _Repair(lineage, spares, pool, dry_run=dry_run)
         for found in sorted(checkpoints, key=lambda one: one.id):
-            tiers = lineage.tiers if everywhere else found.tiers
+            tiers = lineage.tiers if everywhere and not found.void else found.tiers
             work.mend_checkpoint(found, tiers)
             on_checkpoint(found.id)
     if not dry_run:
-        lift_all(lineage, {checkpoint for checkpoint, _tier in work.report.sound}, note=note)
+        _lift(lineage, work.report, note)
     return work.report
+
+
+def _lift(lineage: Lineage, report: RepairReport, note: Callable[[str], None]) -> None:
+    """Lift the quarantine of what is sound up to its roots, which a repair does not look at."""
+    try:
+        failed = failures(lineage)
+    except CheckpointError as error:
+        note(f"{lineage.id}: what is quarantined could not be found out: {error}")
+        return
+    tiers = {tier.name: tier for tier in lineage.tiers}
+    sound = {
+        checkpoint
+        for checkpoint, tier in report.sound
+        if checkpoint in failed and verify_copy(tiers[tier], lineage, checkpoint).sound
+    }
+    lift_all(lineage, sound, note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +183,7 @@ class _Repair:
         for tier in tiers:
             problem, listed = problems.get(tier.name), tier in found.tiers
             if problem is None:
-                whole = self._mend_packs(tier, copies[tier.name].manifest, listed=listed)
+                whole = self._mend_own(tier, copies[tier.name])
             elif isinstance(problem, NotFoundError) and listed:
                 continue  # A live run has pruned it meanwhile; it is not to come back.
             elif isinstance(problem, CorruptionError | NotFoundError):
@@ -198,7 +216,9 @@ class _Repair:
     ) -> bool:
         reasons = [str(problem)]
         for copy in [*copies.values(), *self._spare_copies(found.id, reasons)]:
-            if not self._mend_packs(tier, copy.manifest, listed=listed):
+            if not self._mend_packs(
+                tier, copy.manifest, stands=lambda: not listed or self._is_there(tier, found.id)
+            ):
                 reasons.append(f"Packs that the one of {copy.source!r} names are lost.")
             elif listed and not self._is_there(tier, found.id):
                 return False  # Pruned meanwhile.
@@ -225,16 +245,46 @@ class _Repair:
 
     # --- packs ---
 
-    def _mend_packs(self, tier: Tier, manifest: Manifest, *, listed: bool) -> bool:
-        """Mend what is wrong with the packs of a checkpoint; return whether all are sound."""
+    def _mend_own(self, tier: Tier, copy: _Copy) -> bool:
+        """Mend the packs that a sound manifest names, or that which has replaced it."""
+        for _ in range(_READINGS_MAX):
+            last = copy.data
+
+            def stands(copy: _Copy = copy) -> bool:
+                return self._now(tier, copy) == copy
+
+            if self._mend_packs(tier, copy.manifest, stands=stands):
+                return True
+            copy = self._now(tier, copy) or copy
+            if copy.data == last:
+                break
+        return False
+
+    def _now(self, tier: Tier, copy: _Copy) -> _Copy | None:
+        """Return the manifest that is there now; none if it is gone, or damaged by now."""
+        try:
+            return self._copy_on(tier, copy.manifest.id)
+        except TierError:  # Then a put will fail, and say so.
+            return copy
+        except CheckpointError:
+            return None
+
+    def _mend_packs(
+        self, tier: Tier, manifest: Manifest, *, stands: Callable[[], bool]
+    ) -> bool:
+        """Mend what is wrong with the packs of a checkpoint; return whether all are sound.
+
+        ``stands`` is asked before one is put: a live run may have pruned the checkpoint, or
+        packed it again, so that what is missing is not missed.
+        """
         checker, whole = self._checkers[tier.name], True
         for ref in manifest.packs:
             found, place = checker.check(ref), (tier.name, ref)
             if found.sound:
                 continue
             if place not in self._outcomes:
-                if found.failed and listed and not self._is_there(tier, manifest.id):
-                    return False  # A live run has pruned it meanwhile, with its packs.
+                if found.failed and not stands():
+                    return False
                 self._outcomes[place] = self._mend_pack(tier, ref, found)
             whole = whole and self._outcomes[place]
         return whole

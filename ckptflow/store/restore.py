@@ -34,6 +34,7 @@ def read_checkpoint(
     buffers: Sequence[memoryview],
     *,
     note: Callable[[str], None] = lambda _text: None,
+    on_failed: Callable[[Tier], None] = lambda _tier: None,
 ) -> list[NDArray[np.uint64]]:
     """Fill ``buffers`` with the regions of a checkpoint and verify them.
 
@@ -42,6 +43,7 @@ def read_checkpoint(
         manifest: the checkpoint.
         buffers: one writable flat buffer per region, of exactly its size.
         note: told, in a sentence, of every copy that was skipped and why.
+        on_failed: told of each tier whose copy of a pack could not be used.
 
     Returns:
         The digests of the chunks of each region, uint64 [n, 2].
@@ -53,7 +55,8 @@ def read_checkpoint(
     for entry, buffer in zip(manifest.regions, buffers, strict=True):
         assert len(buffer) == entry.size_bytes, "the caller sizes buffers from the manifest"
     packs = [
-        Pack(tiers, manifest.lineage, ref, note, hold_small=True) for ref in manifest.packs
+        Pack(tiers, manifest.lineage, ref, note, hold_small=True, on_failed=on_failed)
+        for ref in manifest.packs
     ]
     with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
         hot = ChunkDigests(manifest, buffers)

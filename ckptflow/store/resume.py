@@ -36,12 +36,14 @@ class Restored:
         state: the state; the target itself where one was given.
         base: what the next checkpoint can be diffed against.
         skipped: newer checkpoints that were passed over, with the reason, newest first.
+        failed_tiers: names of those whose copy could not be used, wholly or in part.
     """
 
     id: CheckpointId
     state: Any
     base: Base
     skipped: tuple[tuple[CheckpointId, str], ...]
+    failed_tiers: frozenset[str] = frozenset()
 
 
 def restore_newest(
@@ -82,10 +84,17 @@ def restore_newest(
     skipped: list[tuple[CheckpointId, str]] = []
     failures: list[Exception] = []
     for found in _bad_last(candidates, bad, on_bad):
+        failed: set[str] = set()
         try:
             # Where the manifest is the packs should be, too; elsewhere they may be.
             others = [tier for tier in lineage.tiers if tier not in found.tiers]
-            read = partial(read_state, [*found.tiers, *others], target=target, note=note)
+            read = partial(
+                read_state,
+                [*found.tiers, *others],
+                target=target,
+                note=note,
+                on_failed=lambda tier, failed=failed: failed.add(tier.name),  # type: ignore[misc]
+            )
             state, base = with_manifest(lineage, found, read)
         except _NOT_THIS_ONE as error:
             failures.append(error)
@@ -95,7 +104,8 @@ def restore_newest(
             if attempt is not None and is_damage(error):
                 record_failure(lineage, found.id, by=attempt, error=error, note=note)
             continue
-        return Restored(found.id, state, base, _newer_first(found.id, skipped, passed_over))
+        told = _newer_first(found.id, skipped, passed_over)
+        return Restored(found.id, state, base, told, frozenset(failed))
     if not skipped:
         return None
     raised = RestoreError(
@@ -139,6 +149,7 @@ def read_state(
     target: object | None,
     *,
     note: Callable[[str], None] = lambda _text: None,
+    on_failed: Callable[[Tier], None] = lambda _tier: None,
 ) -> tuple[Any, Base]:
     """Read one checkpoint into ``target`` or into a new state.
 
@@ -154,7 +165,7 @@ def read_state(
             f"The manifest of {manifest.lineage} {manifest.id} claims a state of "
             f"{manifest.state_bytes} bytes, which cannot be had here."
         ) from error
-    chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note)
+    chunks = read_checkpoint(tiers, manifest, plan.buffers, note=note, on_failed=on_failed)
     base = remember(manifest, plan.buffers, chunks)
     return plan.finish(), base
 

@@ -19,7 +19,6 @@ from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.checking.packs import PackChecker, check_pack
 from ckptflow.store.checking.roots import RootChecker
 from ckptflow.store.checking.sample import ALL, Sample, parse_sample
-from ckptflow.store.rereading import consolidated
 from ckptflow.store.save import checkpoint_root
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
@@ -39,6 +38,7 @@ __all__ = [
 
 MEMORY_BYTES = 192 * MIB  # For what is read, of all tiers and threads together.
 THREADS_MAX = 32  # Threads for each tier.
+_READINGS_MAX = 4  # Of a manifest that is replaced again and again.
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 1 * MIB, 16 * MIB
 
 
@@ -104,20 +104,26 @@ class Verifier:
     def check(self, checkpoint: CheckpointId) -> CopyReport:
         """Check one copy: manifest, packs, and, unless it is a sample, the state's roots.
 
-        Again, if it was consolidated meanwhile.
+        Where something is wrong the manifest is read again: if it is another one by now, the
+        checkpoint was packed again meanwhile, and the packs that it had may be gone.
         """
-        while True:
-            report, manifest = self._check_once(checkpoint)
-            if report.sound or manifest is None or consolidated([self._tier], manifest) is None:
-                return report
+        tier, last = self._tier, None
+        key = f"{self._lineage.id.prefix}/{checkpoint.manifest_key}"
+        for _ in range(_READINGS_MAX):
+            try:
+                manifest = self._lineage.manifest_on(tier, checkpoint)
+                manifest_bytes = tier.size(key)
+            except CheckpointError as error:
+                return CopyReport(checkpoint, tier.name, 0, (str(error),))
+            if manifest == last:
+                break
+            report, last = self._check(manifest, manifest_bytes), manifest
+            if report.sound:
+                break
+        return report
 
-    def _check_once(self, checkpoint: CheckpointId) -> tuple[CopyReport, Manifest | None]:
-        tier, key = self._tier, f"{self._lineage.id.prefix}/{checkpoint.manifest_key}"
-        try:
-            manifest = self._lineage.manifest_on(tier, checkpoint)
-            checked_bytes = manifest_bytes = tier.size(key)
-        except CheckpointError as error:
-            return CopyReport(checkpoint, tier.name, 0, (str(error),)), None
+    def _check(self, manifest: Manifest, manifest_bytes: int) -> CopyReport:
+        tier, checked_bytes = self._tier, manifest_bytes
         problems: list[str] = []
         for ref in manifest.packs:
             found = self.packs.check(ref)
@@ -125,13 +131,12 @@ class Verifier:
             problems += found.problems
         if manifest.root != checkpoint_root(manifest.regions):
             problems.append(
-                f"The root of {self._lineage.id} {checkpoint} is not that of its regions."
+                f"The root of {manifest.lineage} {manifest.id} is not that of its regions."
             )
         if not problems and self._sample.is_all:
             problems += self._root_problems(manifest)
         stored_bytes = manifest_bytes + sum(ref.size_bytes for ref in manifest.packs)
-        report = CopyReport(checkpoint, tier.name, checked_bytes, tuple(problems), stored_bytes)
-        return report, manifest
+        return CopyReport(manifest.id, tier.name, checked_bytes, tuple(problems), stored_bytes)
 
     def _root_problems(self, manifest: Manifest) -> list[str]:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,20 @@ def test_archive_and_import(folders: tuple[Path, Path], tmp_path: Path) -> None:
     result = run("import", str(file), "--to", str(target))
     assert result.exit_code == 4
     assert "cut off" in result.stderr
+
+
+def test_an_archive_that_may_not_grow(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        result = run("archive", "exp", str(tmp_path / "exp.tar"), stores=folders)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert result.exit_code == 5
+    assert "Cannot write" in result.stderr
+    assert list(tmp_path.glob("*.tar")) == list(tmp_path.glob(".*.partial")) == []
 
 
 def test_copy_says_what_differs(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -209,6 +209,16 @@ def test_objects_come_from_whichever_tier_has_them_sound(source: MemoryTier) -> 
     assert states([target], "exp") == expected
 
 
+def test_what_is_packed_again_meanwhile_comes_all_the_same(
+    packed_again: Callable[[MemoryTier], Tier],
+) -> None:
+    source, target = MemoryTier("source", level=3), MemoryTier("target", level=3)
+    work(source, "exp", (1, 2, 3), tasks=["left"])
+    expected = states([source], "exp")["left"][:1]
+    assert copy_run([packed_again(source)], "exp", target).complete
+    assert states([target], "exp")["left"] == expected
+
+
 def test_what_has_no_sound_copy_is_left_behind_and_told(source: MemoryTier) -> None:
     key = list(source.iter_keys("lineages/exp/left/packs"))[-1]
     source.put(key, [source.get(key)[:-1]])

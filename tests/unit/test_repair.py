@@ -8,10 +8,12 @@ second repair completes the work.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ckptflow import manifest as manifest_file
 from ckptflow.errors import TierFull, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
@@ -19,6 +21,7 @@ from ckptflow.store import quarantine
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.repair import RepairReport, Spare, repair
 from ckptflow.store.resume import restore_newest
+from ckptflow.store.save import checkpoint_root
 from ckptflow.store.verify import verify
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
@@ -233,6 +236,18 @@ def test_what_a_live_run_prunes_meanwhile_does_not_come_back(
     assert list(near.iter_keys(PREFIX + "manifests")) == []
 
 
+def test_what_is_packed_again_meanwhile_is_not_missed(
+    near: MemoryTier, packed_again: Callable[[MemoryTier], Tier]
+) -> None:
+    tier = packed_again(near)
+    newest = Lineage([tier], LINEAGE).checkpoints()[:1]
+    report = repair(Lineage([tier], LINEAGE), newest)
+    assert report.complete
+    assert report.mended == []
+    assert report.sound == [(CheckpointId(3, 1), "near")]
+    assert len(list(near.iter_keys(f"{PREFIX}packs"))) == 1
+
+
 class Vault:
     """A spare that has some objects, or says that it has."""
 
@@ -265,6 +280,20 @@ def test_what_a_spare_gives_is_not_trusted(near: MemoryTier) -> None:
     report = mend(near, spares=(Vault(swapped), Vault(flipped)))
     assert report.mended == []
     assert contents(near) == damaged
+
+
+def test_a_repair_does_not_lift_what_has_a_wrong_root(near: MemoryTier) -> None:
+    """Its objects are sound, and yet nobody can restore it."""
+    lineage = Lineage([near], LINEAGE)
+    found = lineage.checkpoints()[0]
+    manifest = lineage.manifest(found)
+    regions = [replace(region, root=bytes(16)) for region in manifest.regions]
+    wrong = replace(manifest, regions=tuple(regions), root=checkpoint_root(regions))
+    near.put(PREFIX + found.id.manifest_key, [manifest_file.encode(wrong)])
+    for attempt in (2, 3, 4):
+        restore_newest(lineage, None, attempt=attempt)
+    assert mend(near).complete
+    assert quarantine.known_bad(lineage) == {found.id}
 
 
 def test_a_repair_lifts_the_quarantine(near: MemoryTier, far: MemoryTier) -> None:

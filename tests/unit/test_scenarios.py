@@ -205,6 +205,12 @@ def look(tiers: list[Tier]) -> int:
     return int(state["i"])
 
 
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+
+
 def newest(tier: PosixTier, kind: str) -> Path:
     return max((tier.root / "lineages/exp/t" / kind).iterdir())
 
@@ -316,10 +322,10 @@ def test_a_delta_that_is_cut_anywhere_costs_one_step(node: PosixTier, seed: int)
 @pytest.mark.damaged_store
 def test_damage_that_takes_turns(node: PosixTier, shared: PosixTier) -> None:
     work([node, shared], range(1, 3))
-    newest(node, "packs").write_bytes(b"damaged")
+    flip(newest(node, "packs"))
     assert look([node, shared]) == 2
     work([node, shared], range(3, 4))
-    alone = Lineage([node], LineageId("exp", "t"))  # Nothing is built upon what was cut.
+    alone = Lineage([node], LineageId("exp", "t"))  # Nothing is built upon what is damaged.
     assert verify(alone, alone.checkpoints()[0])[0].sound
     newest(shared, "packs").write_bytes(b"damaged")
     assert look([node, shared]) == 3

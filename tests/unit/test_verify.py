@@ -268,6 +268,16 @@ def test_a_sample_looks_at_its_share_and_finds_what_lies_there(tmp_path: Path) -
     assert manifest.packs[0].frame_count == 40
 
 
+def test_a_checkpoint_that_is_packed_again_meanwhile_is_not_damaged(
+    near: MemoryTier, packed_again: Callable[[MemoryTier], Tier]
+) -> None:
+    tier = packed_again(near)
+    lineage = Lineage([tier], LINEAGE)
+    (report,) = verify(lineage, lineage.checkpoints()[0])
+    assert report.sound
+    assert len(packs(near)) == 1
+
+
 def test_tiers_that_fail_between_others_do_not_stop_them(
     near: MemoryTier, far: MemoryTier
 ) -> None:

@@ -5,7 +5,8 @@ all delta layers, are cut out of the manifest and read like a small checkpoint o
 chunks are digested, and the bytes forgotten. The digests of a window are kept under the rows
 that gave them: what the next checkpoint takes from the same places is not read again, so that
 to check a lineage costs what changed from one checkpoint to the next.
-``tests/property/test_layer_laws.py`` checks every layout that it makes this way, too.
+``tests/unit/test_windows.py``; ``tests/property/test_layer_laws.py`` checks layouts of all
+kinds this way, too.
 """
 
 from __future__ import annotations

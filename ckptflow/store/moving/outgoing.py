@@ -43,20 +43,31 @@ def outgoing(
         if parse_attempt_key(relative := key.removeprefix(prefix)):
             yield Record(lineage.id, relative, lineage.fence_tier.get(key))
     done: set[PackRef] = set()
+
+    def packs(found: Found, manifest: Manifest) -> Iterator[Pack]:
+        for ref in manifest.packs:
+            if ref not in done and not has(ref):
+                yield Pack(lineage.id, ref, _pack(lineage, found, ref))
+            done.add(ref)
+
     for found in reversed(checkpoints):
+        last: bytes | None = b""
         try:
-            data, manifest = _manifest(lineage, found)
-            for ref in manifest.packs:
-                if ref not in done and not has(ref):
-                    yield Pack(lineage.id, ref, _pack(lineage, found, ref))
-                done.add(ref)
-        except CorruptionError as error:
-            if not any(is_there(tier, lineage.id, found.id) for tier in found.tiers):
-                continue  # A live run has pruned it meanwhile.
-            why = " ".join([str(error), *getattr(error, "__notes__", ())])
-            leave(f"{lineage.id} {found.id} was left behind: {why}")
-        else:
+            while last is not None:
+                data, manifest = _manifest(lineage, found)
+                try:
+                    yield from packs(found, manifest)
+                    last = None
+                except CorruptionError:
+                    if data == last:
+                        raise
+                    last = data  # Once more: it may have been packed again meanwhile.
             yield ManifestItem(lineage.id, found.id, data)
+        except CorruptionError as error:
+            if any(is_there(tier, lineage.id, found.id) for tier in found.tiers):
+                why = " ".join([str(error), *getattr(error, "__notes__", ())])
+                leave(f"{lineage.id} {found.id} was left behind: {why}")
+            # Else a live run has pruned it meanwhile.
 
 
 def _manifest(lineage: Lineage, found: Found) -> tuple[bytes, Manifest]:
