@@ -37,18 +37,20 @@ def test_the_tests_named_on_the_page_exist(repository: Path, page: str) -> None:
 
 
 def test_every_row_of_faults_names_a_test(page: str) -> None:
-    rows = page.split("## Faults tried")[1].split("## What was found", maxsplit=1)[0].splitlines()
+    rows = (
+        page.split("## Faults tried")[1].split("## What was found", maxsplit=1)[0].splitlines()
+    )
     table = [row for row in rows if row.startswith("|")][2:]
     assert [row for row in table if "::" not in row] == []
 
 
-def test_the_number_of_schedules_is_that_of_the_simulation(repository: Path, page: str) -> None:
+def test_the_numbers_of_schedules_are_true(repository: Path, page: str) -> None:
     text = (repository / "tests" / "simulate" / "test_power_cuts.py").read_text()
     slow, usual = re.search(r"SCHEDULES = ([\d_]+) if SLOW else ([\d_]+)", text).groups()
     assert f"| {int(usual)}; {int(slow)} |" in page
 
 
-def test_the_errors_on_the_page_are_those_that_are_tried(repository: Path, page: str) -> None:
+def test_the_errors_on_the_page_are_tried(repository: Path, page: str) -> None:
     text = (repository / "tests" / "process" / "test_failing_disks.py").read_text()
     tried = set(re.findall(r'"(E[A-Z]+)"', text)) - {"EKEYEXPIRED"}
     row = next(line for line in page.splitlines() if "by strace in a real process" in line)
