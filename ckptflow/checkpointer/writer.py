@@ -22,6 +22,7 @@ from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.errors import CheckpointError, FencedError, TierError, TierUnavailable
 from ckptflow.flush import Flusher, FlushRequest
 from ckptflow.model import CheckpointId
+from ckptflow.policy.health import Condition
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, ensure_store
 from ckptflow.store.memory import Base
@@ -192,6 +193,8 @@ class Writer:
         """Write to the innermost tier that takes it; return which, and how long it took."""
         tiers, failures = self._lineage.tiers, list[TierError]()
         for tier in self._health.in_order(tiers):
+            if self._lane(tier).is_stuck:
+                continue
             began = time.monotonic()
             try:
                 base = self._write_to(tier, request)
@@ -207,16 +210,12 @@ class Writer:
                 self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
         self._health.missed(tiers)
-        raise (
-            failures[-1]
-            if failures
-            else TierUnavailable("Every tier is hanging: see the warnings before.")
-        )
+        if not failures:
+            raise TierUnavailable("Every tier hangs: see the warnings before.")
+        raise failures[-1]
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
         lane, base = self._lane(tier), self._bases.get(tier.name)
-        if lane.is_stuck:
-            raise lane.hanging()
         readers = [request.captured, *([self._parent] if self._parent else [])]
 
         def write(turn: Turn[Base]) -> Base:
@@ -325,6 +324,12 @@ class Writer:
         Raises:
             FencedError: a newer attempt has taken over.
         """
+        fence = self._lineage.fence_tier
+        if self._health.hangs(fence):  # Each who asks would get stuck, too.
+            self._fence_error = TierUnavailable(
+                f"Tier {fence.name!r} hangs, and has the claims."
+            )
+            return False
         try:
             self._lineage.check_fence(self._attempt)
         except TierError as error:
@@ -333,6 +338,8 @@ class Writer:
             self._fence_error = error
         else:
             self._fence_error = None
+            if self._health.of(fence).condition is Condition.HANGING:
+                self._health.worked(fence)
         return self._fence_error is None
 
     def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
@@ -356,6 +363,8 @@ class Writer:
     def _prune_in_lane(self, tier: Tier) -> None:
         """Prune; a tier that hangs meanwhile is left."""
         lane = self._lane(tier)
+        if lane.is_stuck:
+            return
 
         def act(_turn: Turn[None]) -> None:
             with lane.watch.call(tier):

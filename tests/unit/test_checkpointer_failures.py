@@ -135,7 +135,7 @@ def settle(ckpt: Checkpointer) -> None:
 def test_a_full_disk_costs_a_checkpoint_and_not_the_task(disk: MemoryTier) -> None:
     """The older one stays, the task goes on, a warning is seen, and the exit tells."""
     full = Switch(FULL)
-    ckpt = begun(FaultyTier(disk, full))
+    ckpt = begun(FaultyTier(disk, full), every="never")
     ckpt.save(1, state_of(1)).wait()
     held = contents(disk)
     full.on = True
