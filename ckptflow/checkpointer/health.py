@@ -91,13 +91,14 @@ class TierHealth:
         that hangs would take whoever asks with it.
         """
         now_s = self.clock_s()
-        worth = {tier.name: trial(self.of(tier), now_s=now_s).now for tier in tiers}
-        rest = [
-            tier
-            for tier in tiers
-            if not worth[tier.name] and self.of(tier).condition is not Condition.HANGING
-        ]
-        return [tier for tier in tiers if worth[tier.name]] + rest
+        first = [tier for tier in tiers if trial(self.of(tier), now_s=now_s).now]
+        return first + [tier for tier in tiers if tier not in first and not self.hangs(tier)]
+
+    def hangs(self, tier: Tier) -> bool:
+        """Tell whether a call to a tier has not come back, and it is too early for another."""
+        health = self.of(tier)
+        left_alone = not trial(health, now_s=self.clock_s()).now
+        return left_alone and health.condition is Condition.HANGING
 
     def full(self, tiers: Iterable[Tier]) -> list[Tier]:
         """Return those that had no room."""

@@ -132,14 +132,14 @@ class Runner:
         """
         if self.is_stuck:
             after()
-            raise self.hanging()
+            raise self._hanging()
         turn = Turn(act, after)
         self._turn = turn
         self._turns.put(turn)
         while not turn.done.wait(min(LOOK_EVERY_S, stall_s)):
             silence = self.watch.silence()
             if silence is not None and silence[0] > stall_s and turn.leave():
-                raise self.hanging()
+                raise self._hanging()
         return turn.result()
 
     def close(self) -> None:
@@ -148,8 +148,7 @@ class Runner:
         if not self.is_stuck:
             self._thread.join()
 
-    def hanging(self) -> Hanging:
-        """Return the error that tells of the call that has not come back."""
+    def _hanging(self) -> Hanging:
         silent_s, at = self.watch.silence() or (0.0, self.tier.inner)
         return Hanging(at, silent_s)
 

@@ -23,6 +23,7 @@ from ckptflow.errors import CheckpointError, FencedError, TierError, TierUnavail
 from ckptflow.flush import Flushing, FlushRequest
 from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
+from ckptflow.policy.health import Condition
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import ensure_store
@@ -202,6 +203,8 @@ class Writer:
         """Write to the innermost tier that takes it; return which, and how long it took."""
         tiers, failures = self._lineage.tiers, list[TierError]()
         for tier in self._health.in_order(tiers):
+            if self._runner(tier).is_stuck:
+                continue
             began = time.monotonic()
             try:
                 base = self._write_to(tier, request)
@@ -217,16 +220,12 @@ class Writer:
                 self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
         self._health.missed(tiers)
-        raise (
-            failures[-1]
-            if failures
-            else TierUnavailable("Every tier is hanging: see the warnings before.")
-        )
+        if not failures:
+            raise TierUnavailable("Every tier hangs: see the warnings before.")
+        raise failures[-1]
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
         runner, base = self._runner(tier), self._bases.get(tier.name)
-        if runner.is_stuck:
-            raise runner.hanging()
         readers = [request.captured, *([self._parent] if self._parent else [])]
 
         def write(turn: Turn[Base]) -> Base:
@@ -335,6 +334,12 @@ class Writer:
         Raises:
             FencedError: a newer attempt has taken over.
         """
+        fence = self._lineage.fence_tier
+        if self._health.hangs(fence):  # Each who asks would get stuck, too.
+            self._fence_error = TierUnavailable(
+                f"Tier {fence.name!r} hangs, and has the claims."
+            )
+            return False
         try:
             self._lineage.check_fence(self._attempt)
         except TierError as error:
@@ -343,6 +348,8 @@ class Writer:
             self._fence_error = error
         else:
             self._fence_error = None
+            if self._health.of(fence).condition is Condition.HANGING:
+                self._health.worked(fence)
         return self._fence_error is None
 
     def _finish(self, request: SaveRequest, tier: Tier, base: Base, duration_s: float) -> None:
@@ -368,6 +375,8 @@ class Writer:
     def _prune_by_runner(self, tier: Tier) -> None:
         """Prune; a tier that hangs meanwhile is left."""
         runner = self._runner(tier)
+        if runner.is_stuck:
+            return
 
         def act(_turn: Turn[None]) -> None:
             with runner.watch.call(tier):

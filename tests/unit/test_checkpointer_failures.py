@@ -123,13 +123,19 @@ def begun(*tiers: Tier, **options: Any) -> Checkpointer:
     return ckpt
 
 
+def settle(ckpt: Checkpointer) -> None:
+    """Wait until what follows a save, a prune, is over, too."""
+    assert ckpt._writer is not None
+    ckpt._writer.settle()
+
+
 # --- a full disk ---
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_task(disk: MemoryTier) -> None:
     """The older one stays, the task goes on, a warning is seen, and the exit tells."""
     full = Switch(FULL)
-    ckpt = begun(FaultyTier(disk, full))
+    ckpt = begun(FaultyTier(disk, full), every="never")
     ckpt.save(1, state_of(1)).wait()
     held = contents(disk)
     full.on = True
@@ -353,7 +359,7 @@ def test_a_full_tier_is_tried_at_once_when_a_prune_made_room(disk: MemoryTier) -
     with WARNS_OF_FULL:
         ckpt.save(4, {"w": np.random.default_rng(4).standard_normal(SIZE)}).wait()
         assert steps_on(pfs)[0] == 4
-        ckpt._writer.settle()  # type: ignore[union-attr]
+        settle(ckpt)
         assert steps_on(disk) == [3]
         ckpt.save(5, state_of(5)).wait()
         ckpt.close()
@@ -367,7 +373,7 @@ def test_a_fence_tier_that_is_away_holds_no_commit_up(disk: MemoryTier) -> None:
     pfs = FaultyTier(MemoryTier("pfs", level=3), away)
     ckpt = begun(disk, pfs, keep=2, flush_every={"pfs": 100})
     ckpt.save(1, state_of(1)).wait(3)
-    ckpt._writer.settle()  # type: ignore[union-attr]
+    settle(ckpt)
     away.on = True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -547,6 +553,7 @@ def test_memory_does_not_grow_with_the_number_of_saves(disk: MemoryTier) -> None
 def test_whoever_is_overtaken_stops_at_its_next_call(disk: MemoryTier) -> None:
     old = begun(disk)
     old.save(1, state_of(1)).wait()
+    settle(old)  # Its prune would notice, too.
     new = begun(disk)
     assert (old.attempt, new.attempt, new.restored_step) == (1, 2, 1)
     ticket = old.save(2, state_of(2))
@@ -583,6 +590,7 @@ def test_being_overtaken_does_not_hide_the_tasks_own_exception(disk: MemoryTier)
 def test_leaving_the_block_tells_that_one_was_overtaken(disk: MemoryTier) -> None:
     ckpt = begun(disk)
     ckpt.save(1, state_of(1)).wait()
+    settle(ckpt)
     Lineage([disk], LINEAGE).claim()
     ckpt.save(2, state_of(2))
     with pytest.raises(FencedError, match="attempt 2 has taken over"):

@@ -112,3 +112,28 @@ def test_it_is_json() -> None:
     read = json.loads(json.dumps(summary.as_json()))
     assert read["tasks"][0]["resumed_steps"] == [None, 3]
     assert read["exit_code"] == 0
+
+
+def test_a_tier_in_trouble_is_in_the_report_and_in_the_exit_code() -> None:
+    """Once, with how many checkpoints missed it, although all of them were saved elsewhere."""
+    trouble = {
+        "tier": "nvme", "level": 1, "condition": "full", "error": "No room.",
+        "since": "2025-01-01T00:00:00+00:00", "back": None, "missed": 12,
+    }  # fmt: skip
+    end = {"outcome": "finished", "step": 12, "failures": ["No room."], "tiers": [trouble]}
+    report = TaskReport("t", status=FINISHED, tries=1)
+    summary = summarise("r", [report], {"t": [attempt(1, **end)]}, "now")
+    assert summary.exit_code == 5
+    assert summary.as_json()["tasks"][0]["tiers"] == [trouble]
+    assert (
+        "No room.; tier 'nvme' (level 1) was found full at 2025-01-01T00:00:00+00:00, "
+        "missed 12 checkpoints, is not back yet"
+    ) in str(summary)
+    assert report.tiers == []
+
+
+def test_an_end_without_tiers_is_one_of_an_older_version() -> None:
+    report = TaskReport("t", status=FINISHED, tries=1)
+    summary = summarise("r", [report], {"t": [attempt(1, outcome="finished", step=1)]}, "now")
+    assert summary.tasks[0].tiers == []
+    assert summary.exit_code == 0

@@ -1,0 +1,100 @@
+"""Each system call of a put or a create may fail: nothing half is left under the final name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ckptflow.errors import AlreadyExists, TierDenied, TierFull, TierUnavailable
+from ckptflow.tiers.disk import Disk
+from ckptflow.tiers.posix import PosixTier
+
+
+class FailingDisk(Disk):
+    """Fails the n-th call of a kind, counted from 1; some file systems know no hard links."""
+
+    def __init__(self, call: str, number: int, at: int = 1, *, links: bool = True) -> None:
+        self._call, self._errno, self._left, self._links = call, number, at, links
+
+    def _maybe(self, call: str) -> None:
+        if call == self._call:
+            self._left -= 1
+            if self._left == 0:
+                raise OSError(self._errno, os.strerror(self._errno))
+
+    def create(self, path: Path) -> int:
+        self._maybe("create")
+        return super().create(path)
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> int:
+        self._maybe("write")
+        return super().write(descriptor, [buffers[0][:3]])  # Short, as it may be.
+
+    def sync(self, descriptor: int) -> None:
+        self._maybe("sync")
+        super().sync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        super().close(descriptor)
+        self._maybe("close")
+
+    def link(self, path: Path, name: Path) -> None:
+        self._maybe("link")
+        if not self._links:
+            raise OSError(errno.EPERM, "no hard links here")
+        super().link(path, name)
+
+    def rename(self, path: Path, name: Path) -> None:
+        self._maybe("rename")
+        super().rename(path, name)
+
+
+KINDS = {
+    errno.EIO: TierUnavailable,
+    errno.ESTALE: TierUnavailable,
+    errno.ETIMEDOUT: TierUnavailable,
+    errno.ENOTCONN: TierUnavailable,
+    errno.EHOSTDOWN: TierUnavailable,
+    errno.ENODEV: TierUnavailable,
+    errno.ENOSPC: TierFull,
+    errno.EDQUOT: TierFull,
+    errno.EROFS: TierDenied,
+    errno.EACCES: TierDenied,
+    errno.EKEYEXPIRED: TierDenied,
+}
+
+
+@pytest.mark.parametrize("call", ["create", "write", "sync", "close", "rename"])
+@pytest.mark.parametrize("number", KINDS)
+def test_a_put_that_fails_leaves_what_was_there(tmp_path: Path, call: str, number: int) -> None:
+    PosixTier(tmp_path, name="disk").put("a/key", [b"the old value"])
+    tier = PosixTier(tmp_path, name="disk", disk=FailingDisk(call, number))
+    with pytest.raises(KINDS[number], match=rf"'a/key' on tier 'disk' .*errno {number}\)"):
+        tier.put("a/key", [b"another value"])
+    assert tier.get("a/key") == b"the old value"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["key"]
+    tier.put("a/key", [b"a third ", b"value"])  # A new file: nothing is synced twice.
+    assert tier.get("a/key") == b"a third value"
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("call", ["create", "write", "sync", "close", "link"])
+def test_a_create_that_fails_leaves_nothing(
+    tmp_path: Path, call: str, at: int, *, links: bool
+) -> None:
+    """Without hard links the value is written in place, and taken away if that fails."""
+    store = tmp_path / "store"
+    tier = PosixTier(store, name="disk", disk=FailingDisk(call, errno.ENOSPC, at, links=links))
+    try:
+        tier.create("claim", b"mine")
+    except TierFull:
+        assert {path.read_bytes() for path in store.iterdir()} <= {b"mine"}
+    else:
+        assert tier.get("claim") == b"mine"
+        with pytest.raises(AlreadyExists, match="claim"):
+            PosixTier(store).create("claim", b"yours")
