@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -82,6 +85,35 @@ def test_a_large_read_past_the_end_says_so(tier: ObjectStoreTier) -> None:
     for start_bytes in (0, 2 * MIB - 1, 9 * MIB):
         with pytest.raises(CorruptionError, match=f"ends after {2 * MIB} bytes"):
             tier.read_into("short", bytearray(5 * MIB), start_bytes=start_bytes)
+
+
+MEMORY = """
+    import re, sys
+    from pathlib import Path
+    from ckptflow.tiers.opening import open_tier, spec_of
+
+    def peak_bytes():
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
+
+    tier = open_tier(spec_of(sys.argv[1]))
+    tier.put("warm", [b"x"])
+    data = bytearray(b"0123456789abcdef" * (8 << 20))
+    view, before = memoryview(data), peak_bytes()
+    tier.put("big", [view[a : a + (3 << 20)] for a in range(0, len(data), 3 << 20)])
+    print(peak_bytes() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_put_takes_no_memory_of_its_size(s3_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY), s3_url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 32 * MIB  # Of 128 MiB.
 
 
 # --- who is first ---
@@ -287,6 +319,7 @@ def test_credentials_from_a_profile_that_others_renew(
 # --- processes ---
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_is_told_and_does_not_hang(tier: ObjectStoreTier) -> None:
     tier.put("key", [b"x"])
     pid = os.fork()
