@@ -26,7 +26,7 @@ from ckptflow.errors import ConfigError
 from ckptflow.tiers.tier import check_key
 
 RETRIES_MAX = 3  # Of one request, by the client itself: a part again is cheaper than all parts.
-RETRY_FOR_S = 15.0
+RETRY_FOR_S = 180.0
 CONNECT_S, REQUEST_S = 5.0, 120.0  # No request moves more than one part.
 RENEW_S = 60.0
 

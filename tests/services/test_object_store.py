@@ -164,6 +164,20 @@ def test_what_others_keep_there_is_not_taken_for_keys(s3_url: str, s3_server: S3
     assert list(tier.iter_keys("")) == ["ok"]
 
 
+def test_keys_of_all_characters(tier: ObjectStoreTier) -> None:
+    keys = ["+a/-b/=c", "+a/-b/_c.d+e=f-g_h", "0.1..2", "Z" * 200 + "/" + "z" * 200]
+    for key in keys:
+        tier.put(key, [key.encode()])
+    assert list(tier.iter_keys("")) == sorted(keys)
+    for key in keys:
+        assert tier.get(key) == key.encode()
+    assert tier.last_keys("+a/-b", 1) == [keys[1]]
+    assert list(tier.iter_folders("")) == ["+a", "Z" * 200]
+    for key in keys:
+        tier.delete(key)
+    assert list(tier.iter_keys("")) == []
+
+
 # --- the network ---
 
 
