@@ -227,6 +227,19 @@ def test_a_store_that_stays_away_is_unavailable(s3_url: str, s3_proxy: FaultProx
         tier.size("key")
 
 
+def test_absent_is_not_said_while_the_bucket_does_not_answer(
+    s3_url: str, s3_proxy: FaultProxy
+) -> None:
+    """A HEAD without an answer's body may mean that the whole bucket is missing."""
+    tier = ObjectStoreTier(s3_url)
+    s3_proxy.rule = lambda method, _path: 503 if method == "GET" else None
+    with pytest.raises(TierUnavailable, match="503"):
+        tier.size("key")
+    s3_proxy.rule = lambda _method, _path: None
+    with pytest.raises(NotFoundError, match="holds no 'key'"):
+        tier.size("key")
+
+
 def test_an_endpoint_where_nobody_listens(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(TierUnavailable, match="no connection: Connection refused"):
@@ -413,6 +426,7 @@ def test_a_server_killed_amid_the_parts(
     assert tier.get("new") == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_server", [9], indirect=True)
 def test_a_full_server_keeps_what_it_has(own_server: S3Server) -> None:
     """This one says only that something is wrong; others say what: see the unit tests."""
