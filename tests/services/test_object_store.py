@@ -360,6 +360,46 @@ def test_a_forked_process_is_told_and_does_not_hang(tier: ObjectStoreTier) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
+WRITER = """
+    import sys
+    from ckptflow.tiers.objectstore import ObjectStoreTier
+
+    tier = ObjectStoreTier(sys.argv[1], part_bytes=5 << 20)
+    tier.put("new", [bytes(20 << 20)])
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_amid_the_parts_leaves_nothing_to_be_seen(
+    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = threading.Event(), threading.Event()
+    passed: list[str] = []
+
+    def hold(method: str, path: str) -> Fault:
+        if method == "PUT" and "partNumber=" in path:
+            passed.append(path)
+            if len(passed) > 2:
+                held.set()
+                released.wait(60)
+                return "cut"
+        return None
+
+    s3_proxy.rule = hold
+    writer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), s3_url])
+    assert held.wait(60)
+    writer.kill()
+    writer.wait()
+    released.set()
+    s3_proxy.rule = lambda _method, _path: None
+    tier = ObjectStoreTier(s3_url)
+    assert list(tier.iter_keys("")) == []
+    monkeypatch.setattr(objectstore, "STALE_S", -3600.0)
+    assert tier.sweep("") == 1
+    tier.put("new", [b"again"])
+    assert tier.get("new") == b"again"
+
+
 # --- the server dies ---
 
 
