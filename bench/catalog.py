@@ -25,7 +25,8 @@ from report import Claim, Row, arguments, finish, ratio, require, show, time_in_
 
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.prune import prune

@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import Claim, Row, arguments, finish, ratio, require, time_in_turn
 
 from ckptflow.model import CheckpointId, LineageId, Manifest
-from ckptflow.store.catalog import Lineage, ensure_store
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.consolidate import consolidate, shape_of
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import write_checkpoint

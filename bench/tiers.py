@@ -199,7 +199,7 @@ def boto3_actions(server: S3Server, data: bytes) -> Iterator[tuple[Action, Actio
 def save_and_restore(
     folder: Path, tiers: Mapping[str, Tier], size_bytes: int, rounds: int
 ) -> tuple[list[Row], list[Claim]]:
-    """Measure save to durable and restore on each tier, beside put and get of the same bytes."""
+    """Measure save to durable and restore on each tier, beside put and get of as much."""
     state = {"w": np.random.default_rng(2).standard_normal(size_bytes // 8)}
     raw, target = state["w"].data.cast("B"), {"w": np.zeros_like(state["w"])}
     saves: dict[str, Action] = {"write + fsync": lambda: write_synced(folder / "raw", raw)}
@@ -229,9 +229,7 @@ def save_and_restore(
     if "s3" in tiers:
         times = ratio(read["restore, s3"], read["raw get, s3"])
         claims.append(Claim("restore_s3_over_raw_get", times, "<=", 1.3))
-    for name in sorted(
-        {*tiers} & {"posix", "s3"}
-    ):  # The files of the first are in the page cache.
+    for name in sorted({*tiers} & {"posix", "s3"}):  # The first reads from the page cache.
         share_pct = 100 * ratio(read["digests of the state"], read[f"restore, {name}"])
         claims.append(Claim(f"digests_pct_of_restore_{name}", share_pct, "<=", 10.0))
     return rows, claims

@@ -3,7 +3,8 @@
 A thread inside a call that does not come back cannot be ended, only left. `Runner.run` leaves
 it when a call has been silent for too long, and raises `Hanging`; what it was doing may go on
 when the call comes back, but may not commit any more. Until then the runner is *stuck*, and
-takes nothing. So there is one such thread for each tier at most. ``tests/unit/test_runners.py``.
+takes nothing. So there is one such thread for each tier at most.
+``tests/unit/test_runners.py``.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class ObjectModel(AnyTier):
     kind: Literal["object"]
     url: str
     claims: bool = True
-    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@/?#]+/?$")] = None
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@?#\s]+$")] = None
     profile: str | None = None
 
     @field_validator("url")

@@ -25,7 +25,6 @@ from typing_extensions import Buffer
 
 from ckptflow.errors import AlreadyExists, ConfigError, CorruptionError, TierUnavailable
 from ckptflow.tiers import durable
-from ckptflow.tiers.disk import DISK
 from ckptflow.tiers.filesystem_kinds import (
     HANDED_IN,
     Commit,
@@ -266,7 +265,7 @@ class FilesystemTier:
                 self._fs.rm_file(partial)
             raise
         if is_local(self._fs):
-            DISK.sync_folder(Path(self._local(path)).parent)
+            durable.sync_folder(Path(self._local(path)).parent)
 
     def _make_folder(self, path: str) -> None:
         folder = path.rsplit("/", 1)[0]

@@ -239,6 +239,8 @@ class ObjectStoreTier:
         start = f"{check_key(prefix, prefix=True)}/" if prefix else ""
 
         def page(after: str, limit: int) -> list[str]:
+            if after.startswith("."):  # No key does, and a path may not be "..".
+                after = ".z"
             names = (key.removeprefix(start) for key in self._listed(prefix, after=after))
             direct = (name for name in names if "/" not in name and name > after)
             return list(islice(direct, limit)) if self._bucket.sorts_folders else sorted(direct)

@@ -17,6 +17,7 @@ from ckptflow.errors import (
     ConfigError,
     NotFoundError,
     TierDenied,
+    TierError,
 )
 from ckptflow.tiers.objectstore_errors import advice, class_of, lacks_conditions, reason_of
 from ckptflow.tiers.objectstore_opening import Address
@@ -53,11 +54,9 @@ class Calls:
         self._seen = True
 
     def _translated(self, verb: str, key: str, error: Exception) -> CheckpointError:
-        kind, reason = class_of(error), reason_of(error)
+        kind = class_of(error)
         if isinstance(error, FileNotFoundError) and kind is not TierDenied:
-            if self._seen or self._bucket_answers():
-                return NotFoundError(f"Tier {self._tier!r} ({self._address}) holds no {key!r}.")
-            kind, reason = TierDenied, f"there is no bucket {self._address.bucket!r}"
+            return self._absent(verb, key)
         if verb == "create" and type(error).__name__ == "AlreadyExistsError":
             return AlreadyExists(f"Tier {self._tier!r} already holds {key!r}.")
         if verb == "create" and lacks_conditions(error):
@@ -66,17 +65,23 @@ class Calls:
                 f"it knows no conditional put. Say claims = false there, and give the site "
                 f"another tier for them."
             )
+        return self._failed(verb, key, kind, reason_of(error))
+
+    def _failed(self, verb: str, key: str, kind: type[TierError], reason: str) -> TierError:
         where = f"{verb} {key!r} on tier {self._tier!r} ({self._address})"
         return kind(f"Cannot {where}: {reason}. {advice(kind)}")
 
-    def _bucket_answers(self) -> bool:
-        """Tell a bucket without that key from no bucket; a HEAD does not say which it is."""
-        try:
-            next(iter(self._store.list(self._address.prefix or None, chunk_size=1)), None)
-        except self.failures:
-            return False
-        self._seen = True
-        return True
+    def _absent(self, verb: str, key: str) -> CheckpointError:
+        """Tell a missing key from a missing bucket; a HEAD does not say which it is."""
+        if not self._seen:
+            try:
+                next(iter(self._store.list(self._address.prefix or None, chunk_size=1)), None)
+            except FileNotFoundError:
+                missing = f"there is no bucket {self._address.bucket!r}"
+                return self._failed(verb, key, TierDenied, missing)
+            except self.failures as error:
+                return self._failed(verb, key, class_of(error), reason_of(error))
+        return NotFoundError(f"Tier {self._tier!r} ({self._address}) holds no {key!r}.")
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -26,12 +26,13 @@ from ckptflow.errors import ConfigError
 from ckptflow.tiers.tier import check_key
 
 RETRIES_MAX = 3  # Of one request, by the client itself: a part again is cheaper than all parts.
-RETRY_FOR_S = 15.0
+RETRY_FOR_S = 180.0
 CONNECT_S, REQUEST_S = 5.0, 120.0  # No request moves more than one part.
 RENEW_S = 60.0
 
 _CLIENT_THRESHOLD_S = 300.0  # The client renews what lives shorter than this.
 _ADDRESS = re.compile(r"(s3|gs|az)://([a-z0-9][a-z0-9._-]{1,221})(?:/(.*))?")
+_ENDPOINT = re.compile(r"https?://[^@?#\s]+")
 _INSTALL = "pip install 'ckptflow[s3]'"
 
 
@@ -97,6 +98,8 @@ def open_bucket(address: Address, *, endpoint: str | None, profile: str | None) 
         from obstore.exceptions import BaseError
     except ImportError:
         raise ConfigError(f"Object stores need obstore: {_INSTALL}.") from None
+    if endpoint and not _ENDPOINT.fullmatch(endpoint):
+        raise ConfigError(f"{address}: an endpoint is https://host:port, without a password.")
     if address.scheme != "s3" and (endpoint or profile):
         raise ConfigError(f"{address}: endpoint and profile are for s3:// only.")
     try:

@@ -23,7 +23,7 @@ from ckptflow.tiers.tier import Sweeping, Tier, last_keys
 
 TRIES_MAX = 6
 FIRST_WAIT_S, WAIT_MAX_S = 0.2, 10.0
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ class S3Server:
     def endpoint(self) -> str:
         """Address of the S3 service. It stays the same when the server is started again."""
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def _socket(self) -> Path:
+        # Its path may have 107 bytes, and the folders of tests are deep.
+        return Path(tempfile.gettempdir(), f"ckptflow-s3-{self._port}.sock")
 
     @property
     def pid(self) -> int:
@@ -133,6 +139,7 @@ class S3Server:
         self._process.kill()
         self._process.wait()  # Its ports are free when its last thread is gone.
         self._process = None
+        self._socket.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Kill it and remove its data."""
@@ -172,8 +179,7 @@ class S3Server:
                 "-s3.port.lance=0",
                 f"-s3.config={self.folder / 's3.json'}",
             ),
-            # A path of a socket may have 107 bytes, and folders of tests are deep.
-            f"-s3.localSocket=/tmp/ckptflow-s3-{self._port}.sock",
+            f"-s3.localSocket={self._socket}",
         ]
 
     def _is_ready(self) -> bool:

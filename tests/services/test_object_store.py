@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -84,6 +87,35 @@ def test_a_large_read_past_the_end_says_so(tier: ObjectStoreTier) -> None:
             tier.read_into("short", bytearray(5 * MIB), start_bytes=start_bytes)
 
 
+MEMORY = """
+    import re, sys
+    from pathlib import Path
+    from ckptflow.tiers.opening import open_tier, spec_of
+
+    def peak_bytes():
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
+
+    tier = open_tier(spec_of(sys.argv[1]))
+    tier.put("warm", [b"x"])
+    data = bytearray(b"0123456789abcdef" * (8 << 20))
+    view, before = memoryview(data), peak_bytes()
+    tier.put("big", [view[a : a + (3 << 20)] for a in range(0, len(data), 3 << 20)])
+    print(peak_bytes() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_put_takes_no_memory_of_its_size(s3_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY), s3_url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 32 * MIB  # Of 128 MiB.
+
+
 # --- who is first ---
 
 
@@ -132,6 +164,20 @@ def test_what_others_keep_there_is_not_taken_for_keys(s3_url: str, s3_server: S3
     assert list(tier.iter_keys("")) == ["ok"]
 
 
+def test_keys_of_all_characters(tier: ObjectStoreTier) -> None:
+    keys = ["+a/-b/=c", "+a/-b/_c.d+e=f-g_h", "0.1..2", "Z" * 200 + "/" + "z" * 200]
+    for key in keys:
+        tier.put(key, [key.encode()])
+    assert list(tier.iter_keys("")) == sorted(keys)
+    for key in keys:
+        assert tier.get(key) == key.encode()
+    assert tier.last_keys("+a/-b", 1) == [keys[1]]
+    assert list(tier.iter_folders("")) == ["+a", "Z" * 200]
+    for key in keys:
+        tier.delete(key)
+    assert list(tier.iter_keys("")) == []
+
+
 # --- the network ---
 
 
@@ -178,6 +224,19 @@ def test_a_store_that_stays_away_is_unavailable(s3_url: str, s3_proxy: FaultProx
     with pytest.raises(TierUnavailable, match="503"):
         list(tier.iter_keys(""))
     with pytest.raises(TierUnavailable, match="503"):
+        tier.size("key")
+
+
+def test_absent_is_not_said_while_the_bucket_does_not_answer(
+    s3_url: str, s3_proxy: FaultProxy
+) -> None:
+    """A HEAD without an answer's body may mean that the whole bucket is missing."""
+    tier = ObjectStoreTier(s3_url)
+    s3_proxy.rule = lambda method, _path: 503 if method == "GET" else None
+    with pytest.raises(TierUnavailable, match="503"):
+        tier.size("key")
+    s3_proxy.rule = lambda _method, _path: None
+    with pytest.raises(NotFoundError, match="holds no 'key'"):
         tier.size("key")
 
 
@@ -287,6 +346,7 @@ def test_credentials_from_a_profile_that_others_renew(
 # --- processes ---
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_is_told_and_does_not_hang(tier: ObjectStoreTier) -> None:
     tier.put("key", [b"x"])
     pid = os.fork()
@@ -298,6 +358,46 @@ def test_a_forked_process_is_told_and_does_not_hang(tier: ObjectStoreTier) -> No
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+WRITER = """
+    import sys
+    from ckptflow.tiers.objectstore import ObjectStoreTier
+
+    tier = ObjectStoreTier(sys.argv[1], part_bytes=5 << 20)
+    tier.put("new", [bytes(20 << 20)])
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_amid_the_parts_leaves_nothing_to_be_seen(
+    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = threading.Event(), threading.Event()
+    passed: list[str] = []
+
+    def hold(method: str, path: str) -> Fault:
+        if method == "PUT" and "partNumber=" in path:
+            passed.append(path)
+            if len(passed) > 2:
+                held.set()
+                released.wait(60)
+                return "cut"
+        return None
+
+    s3_proxy.rule = hold
+    writer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), s3_url])
+    assert held.wait(60)
+    writer.kill()
+    writer.wait()
+    released.set()
+    s3_proxy.rule = lambda _method, _path: None
+    tier = ObjectStoreTier(s3_url)
+    assert list(tier.iter_keys("")) == []
+    monkeypatch.setattr(objectstore, "STALE_S", -3600.0)
+    assert tier.sweep("") == 1
+    tier.put("new", [b"again"])
+    assert tier.get("new") == b"again"
 
 
 # --- the server dies ---
@@ -366,6 +466,7 @@ def test_a_server_killed_amid_the_parts(
     assert tier.get("new") == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_server", [9], indirect=True)
 def test_a_full_server_keeps_what_it_has(own_server: S3Server) -> None:
     """This one says only that something is wrong; others say what: see the unit tests."""

@@ -31,6 +31,7 @@ def answer(status: str, code: str = "", message: str = "") -> GenericError:
         (answer("400 Bad Request", "ExpiredToken", "It has expired"), TierDenied, "expired"),
         (answer("403 Forbidden", "RequestTimeTooSkewed"), TierDenied, "TooSkewed"),
         (answer("404 Not Found", "NoSuchBucket"), TierDenied, "NoSuchBucket"),
+        (answer("301 Moved Permanently", "PermanentRedirect"), TierDenied, "Redirect"),
         (PermissionDeniedError("no body at all"), TierDenied, "PermissionDeniedError"),
         (
             UnauthenticatedError("path External AWS credential provider: token s3cr3t"),

@@ -128,6 +128,13 @@ def test_endpoint_and_profile_are_for_s3() -> None:
         open_tier(spec_of("gs://bucket") | {"profile": "site"})
 
 
+@pytest.mark.parametrize("endpoint", ["https://me:s3cr3t@host", "host:9000", "https://h?x=1"])
+def test_an_endpoint_has_no_password(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="without a password") as caught:
+        open_tier(spec_of("s3://bucket") | {"endpoint": endpoint})
+    assert "s3cr3t" not in str(caught.value)
+
+
 def test_without_obstore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
     with pytest.raises(ConfigError, match=r"pip install 'ckptflow\[s3\]'"):
