@@ -73,7 +73,7 @@ class FilesystemTier:
     ) -> None:
         self._fs, self._name, self._level = fs, name, level
         self._root = str(fs._strip_protocol(str(path))).rstrip("/")  # noqa: SLF001 (no other)
-        self._commit = commit_of(fs, commit)
+        self._commit, self._folders = commit_of(fs, commit), durable.Folders()
         self._secrets = secrets_in(options_of(fs))
         self._spec = dict(spec) if spec is not None else self._own_spec(commit)
         self._where = blot_out(f"tier {name!r} ({innermost(fs)}: {path})", self._secrets)
@@ -154,7 +154,7 @@ class FilesystemTier:
             )
         with translated("create", key, self._where, self._secrets):
             try:
-                durable.create_exclusive(Path(self._local(path)), value)
+                durable.create_exclusive(Path(self._local(path)), value, self._folders)
             except FileExistsError as error:
                 raise AlreadyExists(f"Tier {self._name!r} already holds {key!r}.") from error
 
@@ -265,12 +265,12 @@ class FilesystemTier:
                 self._fs.rm_file(partial)
             raise
         if is_local(self._fs):
-            durable.sync_folder(Path(self._local(path)).parent)
+            self._folders.disk.sync_folder(Path(self._local(path)).parent)
 
     def _make_folder(self, path: str) -> None:
         folder = path.rsplit("/", 1)[0]
         if is_local(self._fs):
-            durable.make_folders(Path(self._local(folder)))
+            self._folders.make(Path(self._local(folder)))
         elif self._commit == "move":
             self._fs.makedirs(folder, exist_ok=True)
 

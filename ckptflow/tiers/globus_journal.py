@@ -61,7 +61,7 @@ class Journal:
     """A folder with a file for each transfer that is under way."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._folders = folder, durable.Folders()
 
     @contextlib.contextmanager
     def held(self, direction: Direction, key: str) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Journal:
         threads are kept apart; that a checkpoint has one process that copies it has to do.
         """
         number = int(_digest(direction, key)[:8], 16) % _LOCKS
-        durable.make_folders(self._folder)
+        self._folders.make(self._folder)
         path = self._folder / f"{number:04d}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with _threads[number]:
@@ -94,7 +94,9 @@ class Journal:
     def write(self, transfer: Transfer) -> None:
         """Keep a transfer; it survives a crash of the machine when this returns."""
         text = json.dumps(asdict(transfer), indent=1).encode()
-        durable.write_atomic(self._path(transfer.direction, transfer.key), [text])
+        durable.write_atomic(
+            self._path(transfer.direction, transfer.key), [text], self._folders
+        )
 
     def forget(self, transfer: Transfer) -> None:
         """Remove a transfer that has come to its end."""

@@ -31,14 +31,15 @@ class Staging:
 
     def __init__(self, folder: Path, *, cache_bytes: int) -> None:
         self._folder, self._cache_bytes = folder, cache_bytes
+        self._folders = durable.Folders()
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write a file that is to go out; it survives a crash when this returns."""
-        durable.write_atomic(self._folder / name, parts)
+        durable.write_atomic(self._folder / name, parts, self._folders)
 
     def make_room(self, name: str, size_bytes: int) -> None:
         """Prepare for a file of that size to come in as ``name``."""
-        durable.make_folders((self._folder / name).parent)
+        self._folders.make((self._folder / name).parent)
         self._evict(self._cache_bytes - size_bytes)
 
     def size(self, name: str) -> int:
@@ -53,7 +54,7 @@ class Staging:
         """Keep a file that came in as the copy of a version of a key."""
         self.drop_copies(key)
         target = self._copy(key, version)
-        durable.make_folders(target.parent)
+        self._folders.make(target.parent)
         path = self._folder / name
         path.chmod(0o600)
         path.rename(target)
