@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from ckptflow.errors import AlreadyExists, ConfigError, NotFoundError, TierUnavailable
-from ckptflow.tiers.tier import Sweeping, Tier, last_keys
+from ckptflow.tiers.tier import Settling, Sweeping, Tier, last_keys
 
 TRIES_MAX = 6
 FIRST_WAIT_S, WAIT_MAX_S = 0.2, 10.0
@@ -131,6 +131,12 @@ class RetryingTier:
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
         return self._resumed(lambda: self.inner.iter_folders(prefix))
+
+    def settle(self, prefix: str) -> None:
+        """See `Settling.settle`."""
+        inner = self.inner
+        if isinstance(inner, Settling):
+            self._retried(lambda: inner.settle(prefix))
 
     def last_keys(self, prefix: str, count: int) -> list[str]:
         """See `ckptflow.tiers.tier.Ordered`; as cheap as the inner tier's."""

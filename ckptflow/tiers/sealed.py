@@ -27,7 +27,7 @@ from ckptflow.tiers.sealing import (
     segments_start,
 )
 from ckptflow.tiers.storekey import StoreKey
-from ckptflow.tiers.tier import Sweeping, Tier
+from ckptflow.tiers.tier import Settling, Sweeping, Tier, last_keys
 
 HEADS_MAX = 4096  # Heads that are remembered: reading a part of an object needs its head.
 
@@ -144,6 +144,15 @@ class SealedTier:
         """See `Tier.delete`."""
         self.inner.delete(key)
         self._forget(key)
+
+    def last_keys(self, prefix: str, count: int) -> list[str]:
+        """See `Ordered.last_keys`: names are not sealed."""
+        return last_keys(self.inner, prefix, count)
+
+    def settle(self, prefix: str) -> None:
+        """See `Settling.settle`."""
+        if isinstance(self.inner, Settling):
+            self.inner.settle(prefix)
 
     def sweep(self, prefix: str) -> int:
         """See `Sweeping.sweep`."""

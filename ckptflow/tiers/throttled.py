@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from ckptflow.errors import ConfigError
-from ckptflow.tiers.tier import Tier, last_keys
+from ckptflow.tiers.tier import Settling, Tier, last_keys
 
 
 class ThrottledTier:
@@ -102,6 +102,11 @@ class ThrottledTier:
         """See `Tier.iter_folders`."""
         self._wait(self._reads, 0)
         return self.inner.iter_folders(prefix)
+
+    def settle(self, prefix: str) -> None:
+        """See `Settling.settle`."""
+        if isinstance(self.inner, Settling):
+            self.inner.settle(prefix)
 
     def last_keys(self, prefix: str, count: int) -> list[str]:
         """See `ckptflow.tiers.tier.Ordered`."""
