@@ -66,9 +66,8 @@ class Checkpointer:
         store: a folder or an address, or tiers; the innermost is that of the lowest level.
         run: name of the workflow run.
         task: name of the task within the run.
-        every: when `step` saves: steps (100), ``"120s"``, ``"every=5min"``,
-            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`. By default as
-            often as it costs no more than 3.5 % of the time.
+        every: when `step` saves: steps (100), ``"120s"``, ``"overhead<=3.5%"`` (the default),
+            ``"mtbf=6h"``, ``"never"``, or an `Interval`.
         keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
@@ -111,8 +110,7 @@ class Checkpointer:
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
         self._tickets: list[Ticket] = []
-        self._reported, self._closed = 0, False
-        self._pace = Pace()
+        self._reported, self._closed, self._pace = 0, False, Pace()
         for text in notes_of(self._lineage.tiers):
             self._warn(text)
 
@@ -347,8 +345,7 @@ class Checkpointer:
 
         Args:
             state: what to export; the objects given at construction if it is left out.
-            step: its step; by default the last saved one. If that step is saved already,
-                nothing is written again.
+            step: its step, the last saved one by default; what is saved is not written again.
 
         Raises:
             NotFoundError: the step lies before the last one, and is not (or no longer) saved.

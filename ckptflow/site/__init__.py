@@ -164,6 +164,12 @@ class Site(Strict):
                     raise ValueError(
                         f"{key} names {unknown[0]!r}, which is no tier of the site"
                     )
+        dependent = [tier.name for tier in self.tiers if tier.kind == "redundant"]
+        if dependent and not self.flush.agent:
+            raise ValueError(
+                f"tier {dependent[0]!r} is served to other nodes by the agent of each: "
+                f"set agent = true in [flush]"
+            )
         in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
         if self.executor.kind == "htex" and in_memory:
             raise ValueError(

@@ -41,7 +41,7 @@ from ckptflow.flush.requests import FlushRequest
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.descriptor import ensure_store, store_id
-from ckptflow.tiers.tier import Dependent, Tier
+from ckptflow.tiers.tier import Tier
 
 RESTARTS_MAX = 5  # Agents that may die in a row before anything gets done.
 TAKE_S = 120.0  # How long an agent may take to note a request down.
@@ -117,12 +117,6 @@ def open_flusher(
         options: what copies may take, and whether the agent does them.
         after_copy: see `Flusher`; the agent prunes by the retention of the requests instead.
     """
-    dependent = [tier.name for tier in tiers if isinstance(tier, Dependent)]
-    if dependent and not options.agent:
-        raise ConfigError(
-            f"Tier {dependent[0]!r} is served to other nodes by the agent of each: flush with "
-            f"agent=True."
-        )
     own = partial(Flusher, tiers, after_copy=after_copy, options=options)
     if not options.agent or len(tiers) < 2:
         return own()

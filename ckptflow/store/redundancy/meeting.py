@@ -2,7 +2,7 @@
 
 They meet on a tier that all see: each announces its address there and repeats that while it is
 alive. Who has not for a while has left; its objects are then made anew from those of others.
-``tests/unit/test_meeting.py``.
+``tests/unit/test_redundant_tier.py``.
 """
 
 from __future__ import annotations

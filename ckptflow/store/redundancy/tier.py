@@ -45,6 +45,7 @@ from ckptflow.tiers.storekey import KEY_FILE_VARIABLE, StoreKey
 from ckptflow.tiers.tier import Tier, check_key
 
 FRESH_S = 5.0  # How long a look at the descriptors of all members is good for.
+LOOK_S = 0.5  # Between two looks for somebody else.
 REBUILT_MAX = 2  # Objects made anew that are kept, since packs are read in ranges.
 
 
@@ -77,9 +78,10 @@ class RedundantTier:
         meeting: where the nodes find each other, and how they are reached.
         scheme: how much redundancy.
         name: used in messages.
-        wait_s: how long a checkpoint waits for others to be coded with.
+        wait_s: how long a checkpoint waits for others to come, and to be coded with.
         spec: how another process opens it.
         clock: seconds, monotonic.
+        sleep: waits so many seconds.
     """
 
     def __init__(
@@ -92,7 +94,9 @@ class RedundantTier:
         wait_s: float = WAIT_S,
         spec: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self._sleep = sleep
         self.own, self.meeting, self.scheme = own, meeting, scheme
         self._name, self._wait_s, self._clock = name, wait_s, clock
         self._spec = dict(spec or {})
@@ -161,7 +165,7 @@ class RedundantTier:
         where = f"{key!r} on tier {self._name!r}"
         manifest = manifest_file.decode(b"".join(parts), where=where)
         try:
-            self._own_set().protect_checkpoint(parsed[0], manifest)
+            self._own_set_in_company().protect_checkpoint(parsed[0], manifest)
         finally:
             self._forget()
 
@@ -255,6 +259,13 @@ class RedundantTier:
         own, others = self.meeting.members()
         chosen = self.meeting.set_of(own, others, self.scheme)
         return RedundancySet(own=own, others=chosen, scheme=self.scheme, wait_s=self._wait_s)
+
+    def _own_set_in_company(self) -> RedundancySet:
+        """Return the set of this node; if nobody else is there yet, after a wait."""
+        ends_s = self._clock() + self._wait_s
+        while not (found := self._own_set()).others and self._clock() < ends_s:
+            self._sleep(LOOK_S)
+        return found
 
     def _whole_set(self) -> RedundancySet:
         """Return all nodes as one set: what was coded before may lie anywhere."""
