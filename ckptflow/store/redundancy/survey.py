@@ -131,11 +131,24 @@ class Survey:
         for piece in self.stripes.pop(stripe_id).stripe.data:
             self._of_key[piece.member, piece.key].remove(stripe_id)
 
+    def of_key(self, member: str, key: str) -> list[tuple[Seen, int]]:
+        """Return the stripes of what a member had under a key, and the number of the piece.
+
+        The youngest first: a manifest may have been replaced.
+        """
+        names = sorted(self._of_key.get((member, key), ()), reverse=True)
+        return [
+            (self.stripes[name], number)
+            for name in names
+            for number, piece in enumerate(self.stripes[name].stripe.data)
+            if (piece.member, piece.key) == (member, key)
+        ]
+
     def of_object(self, held: Held) -> Iterator[Seen]:
         """Yield the stripes that were made of an object."""
-        for name in self._of_key.get((held.member, held.key), ()):
-            if any(held.is_piece(piece) for piece in self.stripes[name].stripe.data):
-                yield self.stripes[name]
+        for seen, number in self.of_key(held.member, held.key):
+            if held.is_piece(seen.stripe.data[number]):
+                yield seen
 
     def losses(self, held: Held, assumed: Collection[str] = ()) -> int:
         """Return how many members may be lost so that an object can be had again."""
