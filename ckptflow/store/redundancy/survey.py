@@ -159,6 +159,16 @@ class Survey:
         held = self.objects.get((piece.member, piece.key))
         return held is not None and held.is_piece(piece)
 
+    def records(self, member: str, lineage: LineageId) -> list[Held]:
+        """Return what a member holds that says where attempts of a lineage went on from."""
+        return [
+            held
+            for held in self.objects.values()
+            if (held.member, held.lineage) == (member, lineage)
+            and held.pack is None
+            and held.place not in self.packs
+        ]
+
     def checkpoint_losses(
         self,
         member: str,
@@ -176,6 +186,7 @@ class Survey:
             return 0
         keys = [checkpoint.manifest_key, *(pack.key for pack in packs)]
         objects = [self.objects.get((member, prefix + key)) for key in keys]
+        objects += self.records(member, lineage)  # Without them it might be void.
         return min(self.losses(held, assumed) if held else 0 for held in objects)
 
 
