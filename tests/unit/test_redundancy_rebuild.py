@@ -13,10 +13,10 @@ import itertools
 import pytest
 from nodes import Nodes, copy_of, lineage_of, restored_step, spoil
 
-from ckptflow.errors import TierUnavailable
+from ckptflow.errors import CorruptionError, NotFoundError, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.redundancy.rebuild import rebuild
+from ckptflow.store.redundancy.rebuild import read_protected, rebuild
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.stripes import encode
 from ckptflow.store.redundancy.survey import Member, look, member_of
@@ -210,6 +210,25 @@ def test_members_that_do_not_answer_are_left_out() -> None:
     done = rebuild(survey, target)
     assert done.failed == []
     assert {restored_step(target, node) for node in (1, 2)} == {1}
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_one_object_can_be_had_from_the_others(how: str) -> None:
+    """For a repair of what is damaged on a node that is there. VELOC 22."""
+    nodes = Nodes(4)
+    nodes.save(1)
+    nodes.protect(XOR)
+    member, tier = nodes.members[2].id, nodes.tiers[2]
+    keys = list(tier.iter_keys(lineage_of(2).prefix))
+    for key in keys:
+        right = tier.get(key)
+        spoil(tier, key, how)
+        assert read_protected(look(nodes.members), member, key) == right
+        tier.put(key, [right])
+    with pytest.raises(NotFoundError, match="is in no stripe"):
+        read_protected(look(nodes.members), member, keys[0] + "x")
+    with pytest.raises(CorruptionError, match="cannot be rebuilt"):
+        read_protected(look(nodes.members[2:3]), member, keys[0])
 
 
 def test_a_rebuild_outward_while_a_node_is_down() -> None:

@@ -12,6 +12,7 @@ import pytest
 from nodes import BLOCK, Nodes, lineage_of, restored_step
 
 from ckptflow.errors import ConfigError, FlushError, TierFull, TierUnavailable
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.set import RedundancySet
 from ckptflow.store.redundancy.survey import Member, look
@@ -151,6 +152,24 @@ def test_if_it_does_not_come_they_do_it_themselves() -> None:
     done, target = nodes.rebuild([2])
     assert done.failed == []
     assert restored_step(target, 2) == 1
+
+
+def test_with_a_checkpoint_goes_what_makes_others_void() -> None:
+    """The only fence tier is the node's own: attempt 2 went back from step 2 to step 1."""
+    nodes = in_order_of_id(4)
+    nodes.save(1)
+    lineage = Lineage([nodes.tiers[3]], lineage_of(3))
+    first = nodes.manifest(3)
+    nodes.save(2, [3])
+    one = set_of(nodes, 3, wait_s=0)
+    for manifest in (first, nodes.manifest(3)):
+        assert one.protect_checkpoint(lineage_of(3), manifest) == 1
+    lineage.record_resume(2, first.id)
+    survey = look(nodes.members)
+    assert survey.checkpoint_losses(nodes.members[3].id, lineage_of(3), first.id) == 0
+    assert one.protect_checkpoint(lineage_of(3), first) == 1
+    _, target = nodes.rebuild([3])
+    assert restored_step(target, 3) == 1
 
 
 def test_partner_copies_wait_for_nobody() -> None:

@@ -19,7 +19,7 @@ from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef, parse_att
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.redundancy.coding import read_object
 from ckptflow.store.redundancy.stripes import DataPiece, parse_object_key
-from ckptflow.store.redundancy.survey import Seen, Survey
+from ckptflow.store.redundancy.survey import Survey
 from ckptflow.tiers.tier import Tier
 
 
@@ -63,23 +63,58 @@ def rebuild(survey: Survey, target: Tier, *, lost: Collection[str] | None = None
     return done
 
 
+def read_protected(survey: Survey, member: str, key: str) -> bytes:
+    """Return an object of a member as the others give it, whatever the member itself has.
+
+    For a repair: what comes back has the seal that was taken when it was coded.
+
+    Raises:
+        NotFoundError: it is in no stripe.
+        CorruptionError: too much of its stripes is lost; the notes say what.
+    """
+    for _, blocks in _candidates(survey, member, key):
+        return b"".join(block.tobytes() for block in blocks)
+    raise NotFoundError(f"{key!r} of member {member[:8]} is in no stripe.")
+
+
+def _candidates(
+    survey: Survey, member: str, key: str
+) -> Iterator[tuple[DataPiece, list[Bytes]]]:
+    """Yield an object as each of its stripes gives it, the youngest first.
+
+    Raises:
+        CorruptionError: no stripe gave it, or no further one; the notes say why.
+    """
+    tiers = {one: found.tier for one, found in survey.members.items()}
+    failures: list[CorruptionError] = []
+    for seen, number in survey.of_key(member, key):
+        try:
+            blocks = read_object(seen.stripe, number, sorted(seen.present), tiers)
+        except CorruptionError as error:
+            failures.append(error)
+            continue
+        yield seen.stripe.data[number], blocks
+    if failures:
+        raise failures[0]
+
+
 class _Rebuild:
     """The rebuild of one member."""
 
     def __init__(self, survey: Survey, target: Tier, member: str, done: Rebuilt) -> None:
         self._survey, self._target, self._member, self._done = survey, target, member, done
-        self._tiers = {one: found.tier for one, found in survey.members.items()}
         self._unknown: dict[LineageId, int] = {}  # The newest attempt whose start is lost.
-        self._pieces: dict[str, list[tuple[Seen, int]]] = {}
-        for seen in sorted(survey.stripes.values(), key=lambda seen: seen.stripe.id):
-            for number, piece in enumerate(seen.stripe.data):
-                if piece.member == member:  # The youngest first: a manifest may be replaced.
-                    self._pieces.setdefault(piece.key, []).insert(0, (seen, number))
 
     def run(self) -> None:
         """Rebuild where attempts went on from, then checkpoints, the newest first."""
         manifests: list[tuple[LineageId, CheckpointId, str]] = []
-        for key in self._pieces:
+        keys = {
+            piece.key
+            for seen in self._survey.stripes.values()
+            for piece in seen.stripe.data
+            if piece.member == self._member
+        }
+        for key in sorted(keys):
             parsed = parse_object_key(key)
             assert parsed is not None, "a stripe was checked when it was read"
             checkpoint = CheckpointId.of_manifest(parsed[1])
@@ -93,7 +128,7 @@ class _Rebuild:
     def _bring_record(self, lineage: LineageId, attempt: int, key: str) -> None:
         """Without it checkpoints that are void would count again: it comes first."""
         try:
-            for _, blocks in self._candidates(key):
+            for _, blocks in _candidates(self._survey, self._member, key):
                 self._put(key, blocks)
                 return
         except CorruptionError:
@@ -118,7 +153,7 @@ class _Rebuild:
     def _manifest(
         self, lineage: LineageId, checkpoint: CheckpointId, key: str
     ) -> tuple[list[Bytes], Manifest]:
-        for piece, blocks in self._candidates(key):
+        for piece, blocks in _candidates(self._survey, self._member, key):
             data = b"".join(block.tobytes() for block in blocks)
             manifest = manifest_file.decode(data, where=f"{key!r} of member {piece.member[:8]}")
             if (manifest.lineage, manifest.id) != (lineage, checkpoint):
@@ -130,29 +165,11 @@ class _Rebuild:
         key = f"{lineage.prefix}/{pack.key}"
         if self._size_there(key) == pack.size_bytes:
             return
-        for piece, blocks in self._candidates(key):
+        for piece, blocks in _candidates(self._survey, self._member, key):
             if piece.size_bytes == pack.size_bytes:
                 self._put(key, blocks)
                 return
         raise CorruptionError(f"{key!r} is in no stripe: it was not protected.")
-
-    def _candidates(self, key: str) -> Iterator[tuple[DataPiece, list[Bytes]]]:
-        """Yield the object as each stripe gives it, the youngest first.
-
-        Raises:
-            CorruptionError: no stripe gave it; the notes say why.
-        """
-        failures: list[CorruptionError] = []
-        for seen, number in self._pieces.get(key, ()):
-            present: Sequence[int] = sorted(seen.present)
-            try:
-                blocks = read_object(seen.stripe, number, present, self._tiers)
-            except CorruptionError as error:
-                failures.append(error)
-                continue
-            yield seen.stripe.data[number], blocks
-        if failures:
-            raise failures[0]
 
     def _size_there(self, key: str) -> int | None:
         try:

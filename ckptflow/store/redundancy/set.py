@@ -101,6 +101,7 @@ class RedundancySet:
                 survey = self.look()
         keys = [manifest.id.manifest_key, *(pack.key for pack in manifest.packs)]
         first = {(self.own.id, f"{lineage.prefix}/{key}") for key in keys}
+        first |= {held.place for held in survey.records(self.own.id, lineage)}
         done = self._protect(survey, first)
         losses = survey.checkpoint_losses(self.own.id, lineage, manifest.id)
         if not losses:

@@ -131,11 +131,24 @@ class Survey:
         for piece in self.stripes.pop(stripe_id).stripe.data:
             self._of_key[piece.member, piece.key].remove(stripe_id)
 
+    def of_key(self, member: str, key: str) -> list[tuple[Seen, int]]:
+        """Return the stripes of what a member had under a key, and the number of the piece.
+
+        The youngest first: a manifest may have been replaced.
+        """
+        names = sorted(self._of_key.get((member, key), ()), reverse=True)
+        return [
+            (self.stripes[name], number)
+            for name in names
+            for number, piece in enumerate(self.stripes[name].stripe.data)
+            if (piece.member, piece.key) == (member, key)
+        ]
+
     def of_object(self, held: Held) -> Iterator[Seen]:
         """Yield the stripes that were made of an object."""
-        for name in self._of_key.get((held.member, held.key), ()):
-            if any(held.is_piece(piece) for piece in self.stripes[name].stripe.data):
-                yield self.stripes[name]
+        for seen, number in self.of_key(held.member, held.key):
+            if held.is_piece(seen.stripe.data[number]):
+                yield seen
 
     def losses(self, held: Held, assumed: Collection[str] = ()) -> int:
         """Return how many members may be lost so that an object can be had again."""
@@ -145,6 +158,16 @@ class Survey:
         """Tell whether a checkpoint of an answering member needs the object of a piece."""
         held = self.objects.get((piece.member, piece.key))
         return held is not None and held.is_piece(piece)
+
+    def records(self, member: str, lineage: LineageId) -> list[Held]:
+        """Return what a member holds that says where attempts of a lineage went on from."""
+        return [
+            held
+            for held in self.objects.values()
+            if (held.member, held.lineage) == (member, lineage)
+            and held.pack is None
+            and held.place not in self.packs
+        ]
 
     def checkpoint_losses(
         self,
@@ -163,6 +186,7 @@ class Survey:
             return 0
         keys = [checkpoint.manifest_key, *(pack.key for pack in packs)]
         objects = [self.objects.get((member, prefix + key)) for key in keys]
+        objects += self.records(member, lineage)  # Without them it might be void.
         return min(self.losses(held, assumed) if held else 0 for held in objects)
 
 
