@@ -404,7 +404,7 @@ def test_the_independent_reader_agrees(
             assert dict(zip(names, map(bytes, regions), strict=True)) == state
 
 
-@settings(max_examples=max(10, settings().max_examples // 2), deadline=None)
+@settings(max_examples=max(10, settings().max_examples // 4), deadline=None)
 @given(
     setting=settings_of_lives(),
     steps=STEPS,
