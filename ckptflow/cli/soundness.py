@@ -115,7 +115,7 @@ def _verify(
 
 
 def _may_be_there(tier: Tier, lineage: Lineage, checkpoint: CheckpointId) -> bool:
-    """Tell whether a checkpoint was not pruned meanwhile; if the tier is away, it may not be."""
+    """Tell whether a checkpoint may still be there: it is, or its tier does not answer."""
     try:
         return is_there(tier, lineage.id, checkpoint)
     except TierError:
