@@ -12,6 +12,7 @@ from ckptflow.cli import naming, output
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
+from ckptflow.errors import TierError
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import quarantine
 from ckptflow.store.catalog import Found, Lineage
@@ -105,12 +106,20 @@ def _verify(
         for report, _found in verify_lineage(
             lineage, found, sample=sample, threads=threads, on_copy=lambda _report: advance()
         )
-        if report.sound or is_there(tiers[report.tier], lineage.id, report.id)
+        if report.sound or _may_be_there(tiers[report.tier], lineage, report.id)
     ]
     if sample.is_all:
         sound = {report.id for report in reports if report.sound}
         quarantine.lift_all(lineage, sound, note=output.note)
     return [(lineage.id, report) for report in reports]
+
+
+def _may_be_there(tier: Tier, lineage: Lineage, checkpoint: CheckpointId) -> bool:
+    """Tell whether a checkpoint may still be there: it is, or its tier does not answer."""
+    try:
+        return is_there(tier, lineage.id, checkpoint)
+    except TierError:
+        return True
 
 
 def _checked_share(reports: list[tuple[LineageId, CopyReport]]) -> float:

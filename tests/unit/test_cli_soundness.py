@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import ckptflow as cf
 from ckptflow.cli import app
+from ckptflow.errors import TierUnavailable
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.resume import restore_newest
@@ -69,6 +70,24 @@ def test_repair(folders: tuple[Path, Path]) -> None:
     assert result.stdout.splitlines()[-1] == "2 objects mended, 0 lost"
     assert run("verify", stores=folders).exit_code == 0
     assert pack.read_bytes() == (far / pack.relative_to(near)).read_bytes()
+
+
+def test_verify_goes_on_when_a_tier_goes_away(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be listed, and nothing more."""
+
+    def away(tier: PosixTier, key: str) -> int:
+        if tier.name == "store1":
+            raise TierUnavailable(f"no answer about {key}")
+        return size(tier, key)
+
+    size = PosixTier.size
+    monkeypatch.setattr(PosixTier, "size", away)
+    found = run_json("verify", stores=folders)
+    sound = {copy["tier"]: not copy["problems"] for copy in found["copies"]}
+    assert sound == {"store1": False, "store2": True}
+    assert "no answer about" in found["copies"][0]["problems"][0]
 
 
 @pytest.mark.damaged_store
