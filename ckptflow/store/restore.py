@@ -22,6 +22,8 @@ from ckptflow.store.copies import Pack
 from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
 
+_FAR_LEVEL, _FAR_READS = 4, 16  # From this level on each read waits for a round trip.
+
 
 def read_checkpoint(
     tiers: Sequence[Tier],
@@ -50,7 +52,7 @@ def read_checkpoint(
     packs = [
         Pack(tiers, manifest.lineage, ref, note, hold_small=True) for ref in manifest.packs
     ]
-    with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
+    with ThreadPoolExecutor(_thread_count(tiers), "ckptflow-restore") as pool:
         fill(manifest, buffers, packs, pool, check_frames=False)
         digests = _digests(manifest, buffers, pool)
         if bad := _differing(manifest, digests):
@@ -67,7 +69,9 @@ def read_checkpoint(
     return digests
 
 
-def _thread_count() -> int:
+def _thread_count(tiers: Sequence[Tier]) -> int:
+    if any(tier.level >= _FAR_LEVEL for tier in tiers):
+        return _FAR_READS  # Threads that wait for a network use no core.
     return min(4, len(os.sched_getaffinity(0)))
 
 
