@@ -27,6 +27,8 @@ from ckptflow.units import MIB
 
 _TOGETHER_BYTES = 4 * MIB  # Digested by one call: enough of them for all threads.
 
+_FAR_LEVEL, _FAR_READS = 4, 16  # From this level on each read waits for a round trip.
+
 
 def read_checkpoint(
     tiers: Sequence[Tier],
@@ -58,7 +60,7 @@ def read_checkpoint(
         Pack(tiers, manifest.lineage, ref, note, hold_small=True, on_failed=on_failed)
         for ref in manifest.packs
     ]
-    with ThreadPoolExecutor(_thread_count(), "ckptflow-restore") as pool:
+    with ThreadPoolExecutor(_thread_count(tiers), "ckptflow-restore") as pool:
         hot = ChunkDigests(manifest, buffers)
         fill(manifest, buffers, packs, pool, check_frames=False, on_final=hot.add)
         digests = hot.all(pool)
@@ -76,7 +78,9 @@ def read_checkpoint(
     return digests
 
 
-def _thread_count() -> int:
+def _thread_count(tiers: Sequence[Tier]) -> int:
+    if any(tier.level >= _FAR_LEVEL for tier in tiers):
+        return _FAR_READS  # Threads that wait for a network use no core.
     return min(4, len(os.sched_getaffinity(0)))
 
 
