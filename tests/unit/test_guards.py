@@ -119,6 +119,7 @@ def test_the_dead_do_not_count_for_long(tier: MemoryTier) -> None:
             {"since": datetime.now(UTC).isoformat(), "packs": [], "manifest": [1]}
         ).encode(),
     ],
+    ids=range(10),
 )
 def test_nonsense_keeps_nothing_and_is_cleaned_up(tier: MemoryTier, text: bytes) -> None:
     key = f"{FOLDER}/{'0' * 16}.hold"
