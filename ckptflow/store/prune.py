@@ -147,6 +147,11 @@ def prune(
         tier.tidy()
         return PrunePlan(tier.name, (), (), (), 0)
     known, prefix, deadline = known or Known(), f"{lineage.id.prefix}/", now() + DELETE_WITHIN
+
+    def in_time(keys: Sequence[str]) -> Iterable[str]:
+        # Later others may take the announcement for that of a dead process.
+        return itertools.takewhile(lambda _: now() <= deadline, keys)
+
     judge = partial(_judge, retention=retention, in_flight=in_flight, proven=proven)
     plan = plan_prune(
         lineage,
@@ -162,15 +167,12 @@ def prune(
         with announced(tier, lineage.id, packs) as own:
             seen = look(lineage, tier, known, now=now, but=own)
             plan = _confirmed(plan, seen, judge(seen), prefix)
-            _delete(tier, plan.manifests, on_deleted)
+            _delete(tier, in_time(plan.manifests), on_deleted)
             if plan.packs and isinstance(tier, Settling):
                 # Else a power cut could bring a manifest back, whoever deleted it, and not its
                 # packs.
                 tier.settle(f"{lineage.id.prefix}/manifests")
-            # Later others may take the announcement for that of a dead process.
-            _delete(
-                tier, itertools.takewhile(lambda _: now() <= deadline, plan.packs), on_deleted
-            )
+            _delete(tier, in_time(plan.packs), on_deleted)
     _delete(tier, plan.notices, on_deleted)
     if isinstance(tier, Sweeping):
         tier.sweep(lineage.id.prefix)

@@ -7,19 +7,18 @@ A comparison that claims to touch only what differs has to show what it touched.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 from typing_extensions import Buffer
 
-from ckptflow.tiers.tier import Tier, last_keys
+from ckptflow.tiers.around import TierAround
+from ckptflow.tiers.tier import Tier
 
 
-class MeteredTier:
+class MeteredTier(TierAround):
     """Passes every call on to ``inner``, and adds up the bytes that came back."""
 
     def __init__(self, inner: Tier) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._read_bytes = 0
         self._lock = threading.Lock()
 
@@ -27,34 +26,6 @@ class MeteredTier:
     def read_bytes(self) -> int:
         """Bytes of values read so far; listings and sizes count for nothing."""
         return self._read_bytes
-
-    @property
-    def name(self) -> str:
-        """Name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def level(self) -> int:
-        """Level of the inner tier."""
-        return self.inner.level
-
-    @property
-    def can_create(self) -> bool:
-        """Whether the inner tier can."""
-        return self.inner.can_create
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """That of the inner tier: whoever opens it anew gets it without the meter."""
-        return self.inner.spec
-
-    def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """See `Tier.put`."""
-        self.inner.put(key, parts)
-
-    def create(self, key: str, value: Buffer) -> None:
-        """See `Tier.create`."""
-        self.inner.create(key, value)
 
     def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         """See `Tier.get`."""
@@ -66,26 +37,6 @@ class MeteredTier:
         """See `Tier.read_into`."""
         self.inner.read_into(key, target, start_bytes=start_bytes)
         self._add(memoryview(target).nbytes)
-
-    def size(self, key: str) -> int:
-        """See `Tier.size`."""
-        return self.inner.size(key)
-
-    def iter_keys(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_keys`."""
-        return self.inner.iter_keys(prefix)
-
-    def iter_folders(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_folders`."""
-        return self.inner.iter_folders(prefix)
-
-    def last_keys(self, prefix: str, count: int) -> list[str]:
-        """See `Ordered.last_keys`; of a tier that is not, all keys are listed."""
-        return last_keys(self.inner, prefix, count)
-
-    def delete(self, key: str) -> None:
-        """See `Tier.delete`."""
-        self.inner.delete(key)
 
     def _add(self, size_bytes: int) -> None:
         with self._lock:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from typing_extensions import Buffer
 
 from ckptflow.errors import AlreadyExists, ConfigError, NotFoundError, TierUnavailable
-from ckptflow.tiers.tier import Settling, Sweeping, Tier, last_keys
+from ckptflow.tiers.around import TierAround
+from ckptflow.tiers.tier import Tier
 
 TRIES_MAX = 6
 FIRST_WAIT_S, WAIT_MAX_S = 0.2, 10.0
@@ -28,7 +29,7 @@ DEADLINE_S = 300.0
 T = TypeVar("T")
 
 
-class RetryingTier:
+class RetryingTier(TierAround):
     """Passes every call on to ``inner``, up to ``tries_max`` times.
 
     Args:
@@ -57,37 +58,13 @@ class RetryingTier:
                 f"A call is tried once or more and waits 0 s or more, not {tries_max} times "
                 f"with {first_wait_s} s to {wait_max_s} s, within {deadline_s} s."
             )
-        self.inner = inner
+        super().__init__(inner)
         self._tries_max, self._deadline_s = tries_max, deadline_s
         self._first_wait_s, self._wait_max_s = first_wait_s, wait_max_s
         self._clock_s, self._sleep, self._uniform = clock_s, sleep, uniform
 
-    def __repr__(self) -> str:
-        return f"RetryingTier({self.inner!r})"
-
-    @property
-    def name(self) -> str:
-        """Name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def level(self) -> int:
-        """Level of the inner tier."""
-        return self.inner.level
-
-    @property
-    def can_create(self) -> bool:
-        """Whether the inner tier can."""
-        return self.inner.can_create
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """That of the inner tier."""
-        return self.inner.spec
-
-    def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """See `Tier.put`."""
-        self._retried(lambda: self.inner.put(key, parts))
+    def _pass(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002
+        return self._retried(call)
 
     def create(self, key: str, value: Buffer) -> None:
         """See `Tier.create`. Callers that compete for a key must offer different values.
@@ -110,20 +87,6 @@ class RetryingTier:
 
         self._retried(attempt)
 
-    def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
-        """See `Tier.get`."""
-        return self._retried(
-            lambda: self.inner.get(key, start_bytes=start_bytes, size_bytes=size_bytes)
-        )
-
-    def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
-        """See `Tier.read_into`."""
-        self._retried(lambda: self.inner.read_into(key, target, start_bytes=start_bytes))
-
-    def size(self, key: str) -> int:
-        """See `Tier.size`."""
-        return self._retried(lambda: self.inner.size(key))
-
     def iter_keys(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_keys`. A listing that breaks goes on where it was."""
         return self._resumed(lambda: self.inner.iter_keys(prefix))
@@ -131,25 +94,6 @@ class RetryingTier:
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
         return self._resumed(lambda: self.inner.iter_folders(prefix))
-
-    def settle(self, prefix: str) -> None:
-        """See `Settling.settle`."""
-        inner = self.inner
-        if isinstance(inner, Settling):
-            self._retried(lambda: inner.settle(prefix))
-
-    def last_keys(self, prefix: str, count: int) -> list[str]:
-        """See `ckptflow.tiers.tier.Ordered`; as cheap as the inner tier's."""
-        return self._retried(lambda: last_keys(self.inner, prefix, count))
-
-    def delete(self, key: str) -> None:
-        """See `Tier.delete`."""
-        self._retried(lambda: self.inner.delete(key))
-
-    def sweep(self, prefix: str) -> int:
-        """See `ckptflow.tiers.tier.Sweeping`; 0 on a tier that leaves nothing behind."""
-        inner = self.inner
-        return self._retried(lambda: inner.sweep(prefix)) if isinstance(inner, Sweeping) else 0
 
     def _holds(self, key: str, value: bytes) -> bool:
         try:

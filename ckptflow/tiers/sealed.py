@@ -9,12 +9,13 @@ whoever holds the storage, and who holds it can still hide or delete objects.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from typing_extensions import Buffer
 
 from ckptflow.errors import CorruptionError, ForgedError
+from ckptflow.tiers.around import TierAround
 from ckptflow.tiers.sealing import (
     HEAD_BYTES,
     SEGMENT_BYTES,
@@ -27,14 +28,14 @@ from ckptflow.tiers.sealing import (
     segments_start,
 )
 from ckptflow.tiers.storekey import StoreKey
-from ckptflow.tiers.tier import Settling, Sweeping, Tier, last_keys
+from ckptflow.tiers.tier import Tier
 
 HEADS_MAX = 4096  # Heads that are remembered: reading a part of an object needs its head.
 
 R = TypeVar("R")
 
 
-class SealedTier:
+class SealedTier(TierAround):
     """Seals what goes to ``inner``, and opens what comes back.
 
     Args:
@@ -48,28 +49,14 @@ class SealedTier:
     def __init__(
         self, inner: Tier, key: StoreKey, *, encrypt: bool = False, key_file: str | None = None
     ) -> None:
-        self.inner, self._key, self._key_file = inner, key, key_file
+        super().__init__(inner)
+        self._key, self._key_file = key, key_file
         self._mode = Mode.ENCRYPTED if encrypt else Mode.AUTHENTICATED
         self._heads: dict[str, Head] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"SealedTier({self.inner!r}, key {self._key.key_id}, {self._mode.name.lower()})"
-
-    @property
-    def name(self) -> str:
-        """Name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def level(self) -> int:
-        """Level of the inner tier."""
-        return self.inner.level
-
-    @property
-    def can_create(self) -> bool:
-        """Whether the inner tier can."""
-        return self.inner.can_create
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -132,31 +119,10 @@ class SealedTier:
         """See `Tier.size`; follows from the size of the sealed object, which is not opened."""
         return plain_bytes(self.inner.size(key), where=self._where(key))
 
-    def iter_keys(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_keys`."""
-        return self.inner.iter_keys(prefix)
-
-    def iter_folders(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_folders`."""
-        return self.inner.iter_folders(prefix)
-
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""
         self.inner.delete(key)
         self._forget(key)
-
-    def last_keys(self, prefix: str, count: int) -> list[str]:
-        """See `Ordered.last_keys`: names are not sealed."""
-        return last_keys(self.inner, prefix, count)
-
-    def settle(self, prefix: str) -> None:
-        """See `Settling.settle`."""
-        if isinstance(self.inner, Settling):
-            self.inner.settle(prefix)
-
-    def sweep(self, prefix: str) -> int:
-        """See `Sweeping.sweep`."""
-        return self.inner.sweep(prefix) if isinstance(self.inner, Sweeping) else 0
 
     def _sealed(self, key: str, parts: Sequence[Buffer]) -> list[Buffer]:
         size_bytes = sum(memoryview(part).nbytes for part in parts)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from typing_extensions import Buffer
 
 from ckptflow.errors import ConfigError
-from ckptflow.tiers.tier import Settling, Tier, last_keys
+from ckptflow.tiers.around import TierAround
+from ckptflow.tiers.tier import Tier
+
+T = TypeVar("T")
 
 
-class ThrottledTier:
+class ThrottledTier(TierAround):
     """Passes every call on to ``inner``, after as long as a slower tier would take.
 
     All callers share the two bandwidths, as they would share a link; the latency is
@@ -42,30 +45,11 @@ class ThrottledTier:
     ) -> None:
         if latency_s < 0:
             raise ConfigError(f"A latency is 0 s or more, not {latency_s} s.")
-        self.inner, self._latency_s = inner, latency_s
+        super().__init__(inner)
+        self._latency_s = latency_s
         self._clock_s, self._sleep = clock_s, sleep
         self._writes = _Link(write_bytes_per_s, clock_s)
         self._reads = _Link(read_bytes_per_s, clock_s)
-
-    @property
-    def name(self) -> str:
-        """Name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def level(self) -> int:
-        """Level of the inner tier."""
-        return self.inner.level
-
-    @property
-    def can_create(self) -> bool:
-        """Whether the inner tier can."""
-        return self.inner.can_create
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """That of the inner tier: whoever opens it anew gets it at full speed."""
-        return self.inner.spec
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""
@@ -88,35 +72,9 @@ class ThrottledTier:
         self._wait(self._reads, memoryview(target).nbytes)
         self.inner.read_into(key, target, start_bytes=start_bytes)
 
-    def size(self, key: str) -> int:
-        """See `Tier.size`."""
-        self._wait(self._reads, 0)
-        return self.inner.size(key)
-
-    def iter_keys(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_keys`."""
-        self._wait(self._reads, 0)
-        return self.inner.iter_keys(prefix)
-
-    def iter_folders(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_folders`."""
-        self._wait(self._reads, 0)
-        return self.inner.iter_folders(prefix)
-
-    def settle(self, prefix: str) -> None:
-        """See `Settling.settle`."""
-        if isinstance(self.inner, Settling):
-            self.inner.settle(prefix)
-
-    def last_keys(self, prefix: str, count: int) -> list[str]:
-        """See `ckptflow.tiers.tier.Ordered`."""
-        self._wait(self._reads, 0)
-        return last_keys(self.inner, prefix, count)
-
-    def delete(self, key: str) -> None:
-        """See `Tier.delete`."""
-        self._wait(self._writes, 0)
-        self.inner.delete(key)
+    def _pass(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002
+        self._wait(self._reads, 0)  # Small questions and answers.
+        return call()
 
     def _wait(self, link: _Link, size_bytes: int) -> None:
         wait_s = self._latency_s + link.wait_s(size_bytes)

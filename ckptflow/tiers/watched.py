@@ -7,13 +7,14 @@ cannot be ended. So somebody else has to look. ``tests/unit/test_runners.py``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
-from typing_extensions import Buffer
-
+from ckptflow.tiers.around import TierAround
 from ckptflow.tiers.tier import Tier
+
+T = TypeVar("T")
 
 
 class Watch:
@@ -47,70 +48,22 @@ class Watch:
         return None if oldest is None else (self._clock_s() - oldest[0], oldest[1])
 
 
-class WatchedTier:
+class WatchedTier(TierAround):
     """Passes every call on to ``inner``, under a watch."""
 
     def __init__(self, inner: Tier, watch: Watch) -> None:
-        self.inner, self._watch = inner, watch
+        super().__init__(inner)
+        self._watch = watch
 
-    @property
-    def name(self) -> str:
-        """Name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def level(self) -> int:
-        """Level of the inner tier."""
-        return self.inner.level
-
-    @property
-    def can_create(self) -> bool:
-        """Whether the inner tier can."""
-        return self.inner.can_create
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """That of the inner tier: whoever opens it anew watches it anew."""
-        return self.inner.spec
-
-    def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """See `Tier.put`."""
+    def _pass(self, operation: str, key: str, call: Callable[[], T]) -> T:  # noqa: ARG002
         with self._watch.call(self.inner):
-            self.inner.put(key, parts)
-
-    def create(self, key: str, value: Buffer) -> None:
-        """See `Tier.create`."""
-        with self._watch.call(self.inner):
-            self.inner.create(key, value)
-
-    def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
-        """See `Tier.get`."""
-        with self._watch.call(self.inner):
-            return self.inner.get(key, start_bytes=start_bytes, size_bytes=size_bytes)
-
-    def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
-        """See `Tier.read_into`."""
-        with self._watch.call(self.inner):
-            self.inner.read_into(key, target, start_bytes=start_bytes)
-
-    def size(self, key: str) -> int:
-        """See `Tier.size`."""
-        with self._watch.call(self.inner):
-            return self.inner.size(key)
+            return call()
 
     def iter_keys(self, prefix: str) -> Iterator[str]:
-        """See `Tier.iter_keys`."""
-        with self._watch.call(self.inner):
-            keys = list(self.inner.iter_keys(prefix))
-        yield from keys
+        """See `Tier.iter_keys`; all at once, so that all of it is watched."""
+        yield from self._pass("iter_keys", prefix, lambda: list(self.inner.iter_keys(prefix)))
 
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
-        with self._watch.call(self.inner):
-            folders = list(self.inner.iter_folders(prefix))
-        yield from folders
-
-    def delete(self, key: str) -> None:
-        """See `Tier.delete`."""
-        with self._watch.call(self.inner):
-            self.inner.delete(key)
+        listing = self.inner.iter_folders
+        yield from self._pass("iter_folders", prefix, lambda: list(listing(prefix)))
