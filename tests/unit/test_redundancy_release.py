@@ -138,8 +138,11 @@ def test_a_plan_of_prune_leaves_out_what_is_held(nodes: Nodes) -> None:
     tier, keep = nodes.tiers[3], Retention(newest=1)
     lineage = Lineage([tier], lineage_of(3))
     held = held_keys(tier, nodes.members[3].id)
-    assert set(plan_prune(lineage, tier, keep).packs) & held
-    assert not set(plan_prune(lineage, tier, keep, held=held).packs) & held
+    plan = plan_prune(lineage, tier, keep)
+    kept = [lineage.manifest_on(tier, one.id) for one in plan.verdicts if one.keep]
+    needed = {f"{lineage.id.prefix}/{pack.key}" for one in kept for pack in one.packs}
+    assert held - needed  # No manifest that is kept names them,
+    assert not set(plan.packs) & held  # and they stay.
 
 
 def test_a_stripe_of_a_newer_version_lets_nothing_go(nodes: Nodes) -> None:
