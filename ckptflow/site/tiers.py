@@ -81,7 +81,10 @@ class AnyTier(Strict):
     @property
     def spec(self) -> dict[str, Any]:
         """Plain data without secrets: see `ckptflow.tiers.tier.Tier.spec`."""
-        return self.model_dump(mode="json", exclude_none=True)
+        spec = self.model_dump(mode="json", exclude_none=True)
+        if self.key_file is None:
+            del spec["encrypt"]
+        return spec
 
 
 class PosixModel(AnyTier):
