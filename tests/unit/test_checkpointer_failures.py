@@ -28,6 +28,7 @@ from ckptflow.errors import (
     TierFull,
     TierUnavailable,
 )
+from ckptflow.flush import Flushing
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store.catalog import Lineage
 from ckptflow.testing.faults import FaultyTier
@@ -421,7 +422,7 @@ def test_a_base_that_the_outer_tier_has_pruned_is_not_built_upon(disk: MemoryTie
 def test_a_copy_that_does_not_arrive(disk: MemoryTier) -> None:
     down = Switch(DOWN)
     pfs = FaultyTier(MemoryTier("pfs", level=3), down)
-    ckpt = begun(disk, pfs)
+    ckpt = begun(disk, pfs, flushing=Flushing(retry_s=0.01))
     ckpt.save(1, state_of(1)).wait(3)
     down.on = True
     ticket = ckpt.save(2, state_of(2))
