@@ -15,13 +15,14 @@ announcements after he has said so. See `ckptflow.store.guards`, and "Guards" in
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from ckptflow.errors import NotFoundError
+from ckptflow.errors import NotFoundError, TierFull
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
 from ckptflow.store.catalog import SHARED_LEVEL, Lineage
@@ -164,7 +165,15 @@ def prune(
     )
     if plan.manifests or plan.packs:
         packs = [key.removeprefix(prefix) for key in plan.packs]
-        with announced(tier, lineage.id, packs) as own:
+        gone: tuple[str, ...] = ()
+        with contextlib.ExitStack() as stack:
+            try:
+                own = stack.enter_context(announced(tier, lineage.id, packs))
+            except TierFull:  # Not even that fits: manifests, which no other needs, make room.
+                seen = look(lineage, tier, known, now=now)
+                gone = _confirmed(plan, seen, judge(seen), prefix).manifests
+                _delete(tier, in_time(gone), on_deleted)
+                own = stack.enter_context(announced(tier, lineage.id, packs))
             seen = look(lineage, tier, known, now=now, but=own)
             plan = _confirmed(plan, seen, judge(seen), prefix)
             _delete(tier, in_time(plan.manifests), on_deleted)
@@ -173,6 +182,7 @@ def prune(
                 # packs.
                 tier.settle(f"{lineage.id.prefix}/manifests")
             _delete(tier, in_time(plan.packs), on_deleted)
+        plan = replace(plan, manifests=(*gone, *plan.manifests))
     _delete(tier, plan.notices, on_deleted)
     if isinstance(tier, Sweeping):
         tier.sweep(lineage.id.prefix)

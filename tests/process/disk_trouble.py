@@ -279,8 +279,8 @@ def fill(folder: Path, *, blocks: bool) -> dict[str, Any]:
         "durable": durable,
         "errors": errors,
         "kinds": sorted(kinds),
-        "warned": sum("The task goes on" in str(one.message) for one in caught),
         "partial": partial,
+        "texts": [str(one.message) for one in caught],
         **look(store),
     }
 

@@ -1,7 +1,7 @@
 """Saves to two tiers while system calls fail. `test_failing_disks.py` runs this, under strace.
 
 Saves eight steps, each to the nearest tier that takes it, and prints one JSON object: what was
-durable and what was told.
+durable and what was told. Given a step, it says "paused" before that one and waits for a line.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ def tiers(folder: Path) -> list[Tier]:
     return [PosixTier(folder / "near", name="near"), far]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, pause_before: int) -> None:
     durable, lost = [], []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CheckpointWarning)
         ckpt = Checkpointer(tiers(folder), keep="all", rng=False, flush_every={"far": 1000})
         ckpt.restore(blank())
         for step in range(1, STEPS + 1):
+            if step == pause_before:
+                print("paused", flush=True)
+                sys.stdin.readline()
             ticket = ckpt.save(step, state_of(step))
             ticket.wait_written()
             (durable if ticket.durable else lost).append(step)
@@ -56,4 +59,7 @@ def find(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    (main if sys.argv[1] == "save" else find)(Path(sys.argv[2]))
+    if sys.argv[1] == "save":
+        main(Path(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else 0)
+    else:
+        find(Path(sys.argv[2]))

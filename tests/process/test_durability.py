@@ -141,7 +141,9 @@ def test_a_disk_that_is_really_full(tmp_path: Path, namespace: list[str], what: 
     (report,) = trials("full", str(tmp_path / "disk"), what, namespace=namespace)
     assert (report["durable"], report["errors"]) == ([1, 2, 3, 6, 7, 8], [4, 5])
     assert report["kinds"] == ["TierFull"]
-    assert report["warned"] == 2
+    told = [text for text in report["texts"] if "The task goes on" in text]
+    # A prune that the disk filled up under may find no room either, not even for its notice.
+    assert len([text for text in told if "/guards/" not in text]) == 2, told
     assert report["partial"] == []
     assert (report["restored"], report["bits"]) == (8, True)
 

@@ -17,7 +17,7 @@ import pytest
 
 from ckptflow import manifest as manifest_file
 from ckptflow.checkpointer import Checkpointer
-from ckptflow.errors import ConfigError, NotFoundError, TierUnavailable
+from ckptflow.errors import ConfigError, NotFoundError, TierFull, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
@@ -504,6 +504,23 @@ def test_a_prune_that_was_asleep_deletes_nothing_any_more(disk: MemoryTier) -> N
     before = set(disk.iter_keys(""))
     run(disk, 1, now=lambda: next(times))
     assert set(disk.iter_keys("")) == before
+
+
+def test_a_tier_that_is_full_to_the_last_byte_can_be_pruned(disk: MemoryTier) -> None:
+    """Not even the word that packs are about to go would fit."""
+
+    def full(operation: str, key: str) -> None:
+        used = sum(disk.size(one) for one in disk.iter_keys(""))
+        if operation == "put" and used >= before:
+            raise TierFull("no room for anything")
+
+    before = sum(disk.size(one) for one in disk.iter_keys(""))
+    lineage = Lineage([FaultyTier(disk, full)], LINEAGE)
+    plan = prune(lineage, lineage.tiers[0], Retention(newest=1))
+    assert len(plan.manifests) == len(set(plan.manifests)) == 4
+    assert plan.packs
+    assert [found.id.step for found in lineage.checkpoints()] == [5]
+    assert set(packs(disk)) == named(disk)
 
 
 # --- tiers ---
