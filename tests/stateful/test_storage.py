@@ -327,7 +327,15 @@ class LifeOfAStore(RuleBasedStateMachine):
         tier = next(one for one in lineage.tiers if one.name == name)
         with contextlib.suppress(Crash):
             prune(lineage, tier, KEEP)
+        self.forget_failures_of_what_is_gone()
         self.forget_what_is_gone()
+
+    def forget_failures_of_what_is_gone(self) -> None:
+        """A prune that was killed may not have come to it."""
+        now = quarantine.failures(self.lineage())
+        for one in self.failed.keys() - now.keys():
+            assert not any(self.lists(name, one) for name in NAMES)
+        self.failed = {one: set(by) for one, by in now.items()}
 
     @rule(crash_at=CRASHES, misfortunes=st.lists(MISFORTUNES, max_size=3))
     def repair(self, crash_at: int | None, misfortunes: list[dict[str, Any]]) -> None:
