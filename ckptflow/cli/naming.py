@@ -25,9 +25,10 @@ from ckptflow.model import LineageId
 from ckptflow.site import load_site
 from ckptflow.site.tiers import TierModel, model_at, open_tiers, place_of
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, lineages
+from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.store.descriptor import check_store
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
+from ckptflow.store.places import names_and_levels
 from ckptflow.tiers.tier import Tier
 
 STORE_VARIABLE, SITE_VARIABLE = "CKPTFLOW_STORE", "CKPTFLOW_SITE"
@@ -141,16 +142,10 @@ def _with_environment(
 
 
 def _models(stores: Sequence[str | Path]) -> list[TierModel]:
-    # The last is the one that outlives nodes, and holds the claims, as with a site's tiers.
-    names = (
-        ["store"]
-        if len(stores) == 1
-        else [f"store{number + 1}" for number in range(len(stores))]
-    )
-    levels = [1] * (len(stores) - 1) + [SHARED_LEVEL]
+    roles = names_and_levels(len(stores))
     return [
         model_at(store, name=name, level=level)
-        for name, level, store in zip(names, levels, stores, strict=True)
+        for store, (name, level) in zip(stores, roles, strict=True)
     ]
 
 
