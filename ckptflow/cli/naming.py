@@ -77,8 +77,18 @@ def parse_name(text: str) -> Name:
     )
 
 
-def open_store(stores: Sequence[str | Path] | None, site: str | None) -> list[Tier]:
+def open_store(
+    stores: Sequence[str | Path] | None,
+    site: str | None,
+    *,
+    is_store: Callable[[Tier], bool] = check_store,
+) -> list[Tier]:
     """Return the tiers to look at, inner ones first. At least one of them is a store.
+
+    Args:
+        stores: folders or addresses, from the command line.
+        site: name of a site, or its file.
+        is_store: tells whether a tier is a store; it may mend the tier.
 
     Raises:
         ConfigError: both a store and a site are given, or the site file is wrong.
@@ -94,11 +104,11 @@ def open_store(stores: Sequence[str | Path] | None, site: str | None) -> list[Ti
         }
         tiers = open_tiers(models)
         for tier in tiers:
-            if not check_store(tier):
+            if not is_store(tier):
                 raise NotFoundError(f"There is no store in {places[tier.name]}.")
         return tiers
     tiers = load_site(site or DEFAULT_SITE).open_tiers()
-    exist = [check_store(tier) for tier in tiers]
+    exist = [is_store(tier) for tier in tiers]
     if not any(exist):
         raise NotFoundError(
             f"There is no store yet on the tiers of site {site or DEFAULT_SITE!r} "

@@ -29,7 +29,6 @@ from ckptflow import manifest as manifest_file
 from ckptflow.checkpointer import CheckpointWarning
 from ckptflow.errors import (
     CheckpointError,
-    ForgedError,
     FormatError,
     RestoreError,
     TierDenied,
@@ -208,7 +207,7 @@ def test_the_environment_names_the_key(key_file: Path, monkeypatch: pytest.Monke
 def test_a_store_that_was_made_without_a_key(key_file: Path) -> None:
     save(lambda: open_store(FOLDER))
     before = sorted(FOLDER.rglob("*"))
-    with pytest.raises(ForgedError, match="is not sealed: it was stored without a key"):
+    with pytest.raises(TierDenied, match="is not sealed: it was stored without a key"):
         Checkpointer(open_store(FOLDER, key_file=key_file)).save(9, state(9))
     assert sorted(FOLDER.rglob("*")) == before
 
