@@ -25,7 +25,7 @@ from ckptflow.store.memory import Base
 from ckptflow.store.prune import prune
 from ckptflow.store.redundancy.protect import protect
 from ckptflow.store.redundancy.rebuild import rebuild
-from ckptflow.store.redundancy.release import held_keys, release
+from ckptflow.store.redundancy.release import release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.set import RedundancySet
 from ckptflow.store.redundancy.survey import Member, look
@@ -174,8 +174,7 @@ class LifeOfASet(RuleBasedStateMachine):
     def prune(self, node: int, crash_at: int | None) -> None:
         def do(members: list[Member]) -> None:
             tier = members[node].tier
-            held = held_keys(tier, members[node].id)
-            prune(Lineage([tier], lineage_of(node)), tier, Retention(newest=1), held=held)
+            prune(Lineage([tier], lineage_of(node)), tier, Retention(newest=1))
 
         self.with_crash(crash_at, do)
 
