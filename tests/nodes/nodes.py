@@ -16,7 +16,6 @@ from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.prune import prune
 from ckptflow.store.redundancy.protect import Protected, protect
 from ckptflow.store.redundancy.rebuild import Rebuilt, rebuild
-from ckptflow.store.redundancy.release import held_keys
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.survey import Member, look, member_of
 from ckptflow.store.resume import restore_newest
@@ -124,8 +123,7 @@ class Nodes:
 
     def prune(self, node: int, keep: int) -> None:
         tier = self.tiers[node]
-        held = held_keys(tier, self.members[node].id)
-        prune(Lineage([tier], lineage_of(node)), tier, Retention(newest=keep), held=held)
+        prune(Lineage([tier], lineage_of(node)), tier, Retention(newest=keep))
 
     def rebuild(self, lost: Sequence[int], target: Tier | None = None) -> tuple[Rebuilt, Tier]:
         """Rebuild without some nodes; the others are found in another order."""
