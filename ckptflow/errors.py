@@ -8,6 +8,7 @@ CheckpointError
 │   ├── TierUnavailable         may pass when tried again
 │   ├── TierFull                permanent until something is pruned
 │   ├── TierDenied              permanent until rights or credentials are mended
+│   │   └── StoreDamaged            permanent until the store's descriptor is mended
 │   └── AlreadyExists           a write-once key is taken
 ├── CorruptionError         bytes do not match their digest: use another copy
 │   └── ForgedError             not sealed with the store's key: somebody else wrote them
@@ -89,6 +90,12 @@ class TierDenied(TierError):
     """The tier may not be used so: credentials are missing, wrong or expired, or read-only."""
 
     kind = "tier-denied"
+
+
+class StoreDamaged(TierDenied):
+    """What says which store a tier is cannot be understood, so nothing there is used."""
+
+    kind = "store-damaged"
 
 
 class AlreadyExists(TierError):

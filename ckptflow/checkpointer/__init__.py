@@ -63,7 +63,7 @@ class Checkpointer:
     went wrong in the background, if nothing else is being raised.
 
     Args:
-        store: a folder or an address, or tiers; the innermost is that of the lowest level.
+        store: a folder, an address or a tier, or several; the innermost has the lowest level.
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: steps (100), ``"120s"``, ``"overhead<=3.5%"`` (the default),
@@ -81,7 +81,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        store: str | Path | Tier | Sequence[Tier],
+        store: str | Path | Tier | Sequence[str | Path | Tier],
         *,
         run: str = "default",
         task: str = "main",

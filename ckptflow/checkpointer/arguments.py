@@ -15,25 +15,39 @@ from ckptflow.policy.placement import TierRule
 from ckptflow.policy.retention import Keep, Retention, retention_by_tier
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.packing import Packing
-from ckptflow.tiers.opening import open_store
+from ckptflow.store.places import names_and_levels, spec_at
+from ckptflow.tiers.opening import open_store, open_tier
 from ckptflow.tiers.tier import Placed, Tier
 
 
-def tiers_of(store: str | Path | Tier | Sequence[Tier]) -> list[Tier]:
+def tiers_of(store: str | Path | Tier | Sequence[str | Path | Tier]) -> list[Tier]:
     """Return the tiers that ``store`` means, inner ones first.
+
+    Folders and addresses in a list are opened as on the command line: they are called
+    ``store1``, ``store2`` by their places in it, and the last one is taken for shared.
 
     Raises:
         ConfigError: there are none, two have one name, or it is the address of something else.
     """
     if isinstance(store, str | Path):
         return [open_store(store)]
-    tiers = [store] if isinstance(store, Tier) else list(store)
-    if not tiers:
+    given = [store] if isinstance(store, Tier) else list(store)
+    if not given:
         raise ConfigError("A checkpointer needs at least one tier.")
+    roles = names_and_levels(len(given))
+    tiers = [_tier_of(one, *role) for one, role in zip(given, roles, strict=True)]
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
         raise ConfigError(f"Tiers are told apart by their names, and these are {names}.")
     return sorted(tiers, key=lambda tier: tier.level)
+
+
+def _tier_of(given: object, name: str, level: int) -> Tier:
+    if isinstance(given, str | Path):
+        return open_tier(spec_at(given, name=name, level=level))
+    if not isinstance(given, Tier):
+        raise ConfigError(f"{given!r} is neither a tier nor the folder or address of one.")
+    return given
 
 
 def notes_of(tiers: Sequence[Tier]) -> list[str]:

@@ -25,9 +25,10 @@ from ckptflow.model import LineageId
 from ckptflow.site import load_site
 from ckptflow.site.tiers import TierModel, model_at, open_tiers, place_of
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, lineages
+from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.store.descriptor import check_store
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
+from ckptflow.store.places import names_and_levels
 from ckptflow.tiers.tier import Tier
 
 STORE_VARIABLE, SITE_VARIABLE = "CKPTFLOW_STORE", "CKPTFLOW_SITE"
@@ -76,8 +77,18 @@ def parse_name(text: str) -> Name:
     )
 
 
-def open_store(stores: Sequence[str | Path] | None, site: str | None) -> list[Tier]:
+def open_store(
+    stores: Sequence[str | Path] | None,
+    site: str | None,
+    *,
+    is_store: Callable[[Tier], bool] = check_store,
+) -> list[Tier]:
     """Return the tiers to look at, inner ones first. At least one of them is a store.
+
+    Args:
+        stores: folders or addresses, from the command line.
+        site: name of a site, or its file.
+        is_store: tells whether a tier is a store; it may mend the tier.
 
     Raises:
         ConfigError: both a store and a site are given, or the site file is wrong.
@@ -93,11 +104,11 @@ def open_store(stores: Sequence[str | Path] | None, site: str | None) -> list[Ti
         }
         tiers = open_tiers(models)
         for tier in tiers:
-            if not check_store(tier):
+            if not is_store(tier):
                 raise NotFoundError(f"There is no store in {places[tier.name]}.")
         return tiers
     tiers = load_site(site or DEFAULT_SITE).open_tiers()
-    exist = [check_store(tier) for tier in tiers]
+    exist = [is_store(tier) for tier in tiers]
     if not any(exist):
         raise NotFoundError(
             f"There is no store yet on the tiers of site {site or DEFAULT_SITE!r} "
@@ -141,16 +152,10 @@ def _with_environment(
 
 
 def _models(stores: Sequence[str | Path]) -> list[TierModel]:
-    # The last is the one that outlives nodes, and holds the claims, as with a site's tiers.
-    names = (
-        ["store"]
-        if len(stores) == 1
-        else [f"store{number + 1}" for number in range(len(stores))]
-    )
-    levels = [1] * (len(stores) - 1) + [SHARED_LEVEL]
+    roles = names_and_levels(len(stores))
     return [
         model_at(store, name=name, level=level)
-        for name, level, store in zip(names, levels, stores, strict=True)
+        for store, (name, level) in zip(stores, roles, strict=True)
     ]
 
 

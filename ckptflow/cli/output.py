@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -53,11 +55,19 @@ def reports_errors(command: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def show(document: Any, text: Callable[[Console], None], *, as_json: bool) -> None:
-    """Print a result: ``document`` as JSON, or what ``text`` writes to a console."""
+    """Print a result: ``document`` as JSON, or what ``text`` writes to a console.
+
+    Where no terminal is, the blanks that fill the last column of a table are left out.
+    """
     if as_json:
         sys.stdout.write(json.dumps(plain(document), indent=2, allow_nan=False) + "\n")
-    else:
+    elif sys.stdout.isatty():
         text(_console(sys.stdout))
+    else:
+        written = io.StringIO()
+        text(_console(written))
+        lines = written.getvalue().splitlines(keepends=True)
+        sys.stdout.writelines(re.sub(r" +(?=\n?$)", "", line) for line in lines)
 
 
 def stderr() -> Console:

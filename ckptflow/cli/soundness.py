@@ -13,9 +13,10 @@ from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import TierError
-from ckptflow.model import CheckpointId, LineageId
+from ckptflow.model import STORE_KEY, CheckpointId, LineageId
 from ckptflow.store import quarantine
 from ckptflow.store.catalog import Found, Lineage
+from ckptflow.store.descriptor import check_store, mend_store
 from ckptflow.store.find import is_there
 from ckptflow.store.repair import RepairReport, repair
 from ckptflow.store.verify import CopyReport, Sample, parse_sample, verify_lineage
@@ -163,7 +164,8 @@ def repair_command(
 
     The exit status is 4 if something is left that no sound copy was found of.
     """
-    chosen = _chosen(naming.open_store(store, site), name)
+    is_store = check_store if dry_run else _mend_store
+    chosen = _chosen(naming.open_store(store, site, is_store=is_store), name)
     reports: list[tuple[LineageId, RepairReport]] = []
     with output.progress() as bar:
         task = bar.add_task("repair", total=sum(len(found) for _, found in chosen))
@@ -196,6 +198,12 @@ def repair_command(
         as_json=json_output,
     )
     return ExitCode.OK if all(one.complete for _, one in reports) else ExitCode.DAMAGED
+
+
+def _mend_store(tier: Tier) -> bool:
+    if mend_store(tier):
+        output.note(f"Tier {tier.name!r}: {STORE_KEY!r} was damaged, and was written again.")
+    return check_store(tier)
 
 
 def _print_repair(

@@ -12,6 +12,7 @@ from ckptflow.cli import naming, output
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import CheckpointError, ConfigError, CorruptionError, NotFoundError
+from ckptflow.flush.agent.ledger import in_flight_of
 from ckptflow.model import LineageId
 from ckptflow.policy.retention import Keep, Retention, retention_by_tier
 from ckptflow.site import load_site
@@ -59,11 +60,15 @@ def prune_command(
     retention = retention_by_tier(rules, [tier.name for tier in tiers])
     lineages = naming.open_lineages(tiers, name, note=output.note)
     act = plan_prune if dry_run else prune
+    on_their_way = {one.id: in_flight_of(tiers, one.id) for one in lineages}
     plans: Plans = []
     with output.progress() as bar:
         for tier in bar.track(tiers, description="prune"):
             kept = _of_each(lineages, tier, retention[tier.name], room)
-            plans += [(one.id, act(one, tier, kept[one.id])) for one in lineages]
+            plans += [
+                (one.id, act(one, tier, kept[one.id], in_flight=on_their_way[one.id]))
+                for one in lineages
+            ]
     order = {lineage.id: number for number, lineage in enumerate(lineages)}
     plans.sort(key=lambda plan: order[plan[0]])  # Stable: tiers stay in order.
     output.show(

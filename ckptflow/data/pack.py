@@ -27,6 +27,9 @@ GATHER_BYTES = 256 * KIB  # Pieces from this size on make frames of their own, u
 HEAD = b"CKFPACK1" + bytes(8)
 TAIL_MAGIC = b"CKFPEND1"
 FRAME_PLAIN_MAX = 4 * MIB
+FRAME_STORED_MAX = (
+    8 * MIB
+)  # Held in memory to be digested; writers never store more than plain.
 
 _TAIL = struct.Struct(f"<{SEAL_BYTES}sQ8s")
 _RECORD = np.dtype(
@@ -227,6 +230,7 @@ def decode_table(
     impossible = (
         sizes.max(initial=0) > FRAME_PLAIN_MAX
         or sizes.min(initial=1) == 0
+        or records["stored"].max(initial=0) > FRAME_STORED_MAX
         or (records["stored"] != sizes)[as_it_is].any()
     )
     if offset[-1] + len(tail) != size_bytes or impossible:

@@ -11,6 +11,7 @@ source tree, and where the wheel installs the shipped ones. ``tests/unit/test_si
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from ckptflow.checkpointer.health import CheckpointWarning
 from ckptflow.data.fit import ABSENT
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
 from ckptflow.flush.options import NICE_MAX, STREAMS_MAX, Flushing
@@ -44,6 +46,7 @@ from ckptflow.site.tiers import (
     TierModel,
     inner_first,
     model_at,
+    open_those_that_open,
     open_tiers,
     tier_model,
 )
@@ -262,16 +265,23 @@ def load_site(
 def load(export: Export, into: Any = None) -> Any:
     """Return the state that an `Export` refers to, read from wherever a sound copy is.
 
+    A tier that cannot be opened here, for want of a package or a key, is left out with a
+    `CheckpointWarning`.
+
     Args:
         export: what `Checkpointer.export` returned, here or in another process.
         into: state to fill in place; a new one of plain containers is built without it.
 
     Raises:
+        ConfigError: none of its tiers can be opened here.
         NotFoundError: the checkpoint is gone from all of its tiers.
         CorruptionError: it is not the state that was exported, or no copy is sound.
         StateError: ``into`` does not fit; nothing was written to it.
     """
-    tiers = open_tiers([tier_model(spec) for spec in export.tiers])
+    tiers = open_those_that_open(
+        [tier_model(spec) for spec in export.tiers],
+        note=lambda text: warnings.warn(text, CheckpointWarning, stacklevel=3),
+    )
     lineage = Lineage(tiers, LineageId(export.run, export.task))
     target = None if into is None else {"state": into, "rng": ABSENT}
     restored = restore_newest(lineage, target, step=export.step)

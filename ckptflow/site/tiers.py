@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -23,8 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from ckptflow.errors import ConfigError
+from ckptflow.errors import ConfigError, TierError
 from ckptflow.policy.groups import SET_SIZE_MAX
+from ckptflow.store.places import spec_at
 from ckptflow.store.redundancy.scheme import Scheme, SchemeName
 from ckptflow.store.redundancy.set import WAIT_S
 from ckptflow.tiers.arena import ARENA_BYTES_MIN
@@ -337,8 +338,7 @@ def model_at(store: str | Path, *, name: str, level: int) -> TierModel:
     Raises:
         ConfigError: it is no address of any tier.
     """
-    spec = spec_of(place_of(store))
-    return tier_model(spec | {"name": name, "level": max(level, spec["level"])})
+    return tier_model(spec_at(place_of(store), name=name, level=level))
 
 
 def inner_first(models: Sequence[TierModel]) -> list[TierModel]:
@@ -349,3 +349,25 @@ def inner_first(models: Sequence[TierModel]) -> list[TierModel]:
 def open_tiers(models: Sequence[TierModel]) -> list[Tier]:
     """Return the tiers that ``models`` describe, inner ones first."""
     return [open_tier(model.beside(models).spec) for model in inner_first(models)]
+
+
+def open_those_that_open(
+    models: Sequence[TierModel], *, note: Callable[[str], None]
+) -> list[Tier]:
+    """Like `open_tiers`, without those that cannot be opened here; ``note`` is told of them.
+
+    Raises:
+        ConfigError: none can be opened: why not the first.
+        TierError: likewise.
+    """
+    tiers: list[Tier] = []
+    failures: list[ConfigError | TierError] = []
+    for model in inner_first(models):
+        try:
+            tiers.append(open_tier(model.beside(models).spec))
+        except (ConfigError, TierError) as error:
+            failures.append(error)
+            note(f"Tier {model.name!r} was left out, since it cannot be opened here: {error}")
+    if not tiers:
+        raise failures[0]
+    return tiers

@@ -24,6 +24,7 @@ from ckptflow.errors import (
     CorruptionError,
     FencedError,
     NotFoundError,
+    StoreDamaged,
     TierError,
 )
 from ckptflow.model import (
@@ -285,13 +286,16 @@ class Lineage:
         return attempts
 
     def _usable(self, use: Callable[[Tier], object], tiers: Sequence[Tier]) -> list[Tier]:
-        """Call ``use`` with each tier and return those that it worked with."""
+        """Call ``use`` with each tier and return those that it worked with.
+
+        Where the descriptor of the fence tier is damaged, its claims are still what they are.
+        """
         usable = []
         for tier in tiers:
             try:
                 use(tier)
             except TierError as error:
-                if tier is self.fence_tier:
+                if tier is self.fence_tier and not isinstance(error, StoreDamaged):
                     raise
                 self._note(f"Tier {tier.name!r} was skipped: {error}")
             else:

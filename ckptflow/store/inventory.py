@@ -18,6 +18,7 @@ from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.guards import Notices, read_notices
+from ckptflow.store.quarantine import known_bad
 from ckptflow.tiers.tier import Tier
 
 REMEMBERED_MAX = 1 << 17  # Manifests whose packs a prune remembers; about 100 bytes a pack.
@@ -56,11 +57,13 @@ class Inventory:
         here: every checkpoint, the newest first.
         packs: keys of all packs, relative to the lineage.
         notices: see `ckptflow.store.guards`.
+        quarantined: checkpoints that attempts failed to restore, wherever they are.
     """
 
     here: list[Here]
     packs: frozenset[str]
     notices: Notices
+    quarantined: frozenset[CheckpointId] = frozenset()
 
 
 class Known:
@@ -127,7 +130,7 @@ def look(
             known.put(found.id, theirs, one.needs)
         here.append(one)
     known.keep_only({one.found.id for one in here})
-    return Inventory(here, packs, notices)
+    return Inventory(here, packs, notices, frozenset(known_bad(lineage)))
 
 
 def _read(lineage: Lineage, tier: Tier, found: Found, packs: frozenset[str]) -> Here | None:

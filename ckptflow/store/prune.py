@@ -29,6 +29,7 @@ from ckptflow.store.catalog import SHARED_LEVEL, Lineage
 from ckptflow.store.descriptor import store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
+from ckptflow.store.quarantine import lift_deleted
 from ckptflow.store.redundancy.release import held_keys
 from ckptflow.tiers.tier import Dependent, Settling, Sweeping, Tier
 
@@ -136,7 +137,7 @@ def prune(
         proven: checkpoints that were found sound.
         known: of the same lineage and tier.
         on_deleted: told the key of each object that was deleted.
-        now: the clock, UTC; packs that are not deleted soon after their announcement stay.
+        now: the clock, UTC; what is not deleted soon after the announcement stays.
 
     Returns:
         The plan, without what had come to be needed since it was made.
@@ -183,6 +184,8 @@ def prune(
                 tier.settle(f"{lineage.id.prefix}/manifests")
             _delete(tier, in_time(plan.packs), on_deleted)
         plan = replace(plan, manifests=(*gone, *plan.manifests))
+    if plan.manifests:
+        lift_deleted(lineage)
     _delete(tier, plan.notices, on_deleted)
     if isinstance(tier, Sweeping):
         tier.sweep(lineage.id.prefix)
@@ -238,9 +241,11 @@ def _judge(
     stays = dict.fromkeys(in_flight, "is being copied outward")
     stays |= dict.fromkeys(seen.notices.checkpoints, "is in use elsewhere")
     candidates = [_candidate(one) for one in seen.here if not one.foreign]
-    sound = [one.id for one in candidates if one.good and not one.void and one.id in proven]
-    if sound:
+    good = [one.id for one in candidates if one.good and not one.void]
+    if sound := [one for one in good if one in proven]:
         stays.setdefault(max(sound), "the newest that was read as a whole and found sound")
+    if usable := [one for one in good if one not in seen.quarantined]:
+        stays.setdefault(max(usable), "the newest that is not quarantined")
     judged = retain(candidates, retention, stays=stays)
     verdicts = {verdict.id: verdict for verdict in judged}
     foreign = ("is of a format that this version cannot read",)

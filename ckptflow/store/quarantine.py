@@ -4,12 +4,14 @@ An attempt that meets a damaged checkpoint says so in a small record on the fenc
 `FAILURES` attempts have said it of one checkpoint, that is *quarantined*: a restore passes it
 over, so that a task which dies of what it meets there does not do so for ever. It is never lost
 that way: when nothing else restores it is tried all the same, and to verify or to repair it
-with success lifts the quarantine. The records are advisory, and whatever goes wrong with them
-hinders no restore. ``tests/unit/test_quarantine.py``.
+with success lifts the quarantine. When a checkpoint is pruned its records go, too. They are
+advisory, and whatever goes wrong with them hinders no restore.
+``tests/unit/test_quarantine.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -138,6 +140,18 @@ def lift_all(lineage: Lineage, sound: Collection[CheckpointId], *, note: Note) -
             lift(lineage, checkpoint)
     except CheckpointError as error:
         note(f"{lineage.id}: a quarantine could not be lifted: {error}")
+
+
+def lift_deleted(lineage: Lineage) -> None:
+    """Forget the failures of checkpoints that are on no tier any more.
+
+    A record that could not be deleted, or whose checkpoint may be on a tier that does not
+    answer, stays until the next time: it does no harm.
+    """
+    with contextlib.suppress(CheckpointError):
+        for checkpoint in failures(lineage):
+            if not any(is_there(tier, lineage.id, checkpoint) for tier in lineage.tiers):
+                lift(lineage, checkpoint)
 
 
 def how_to_lift(lineage: Lineage, checkpoint: CheckpointId) -> str:

@@ -24,7 +24,7 @@ from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.find import is_there
 from ckptflow.store.quarantine import failures, lift_all
 from ckptflow.store.verify import verify_copy
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Dependent, Tier
 from ckptflow.units import MIB
 
 _PIECE_BYTES = 8 * MIB
@@ -172,7 +172,10 @@ class _Repair:
         self.report = RepairReport()
 
     def mend_checkpoint(self, found: Found, tiers: Sequence[Tier]) -> None:
-        """Mend the copies of one checkpoint on some tiers."""
+        """Mend the copies of one checkpoint on some tiers.
+
+        Redundancy is not mended here: its scrubbing does that.
+        """
         copies: dict[str, _Copy] = {}
         problems: dict[str, CheckpointError] = {}
         for tier in tiers:
@@ -181,6 +184,8 @@ class _Repair:
             except CheckpointError as error:
                 problems[tier.name] = error
         for tier in tiers:
+            if isinstance(tier, Dependent):
+                continue  # What it gives depends on other tiers: it is a source.
             problem, listed = problems.get(tier.name), tier in found.tiers
             if problem is None:
                 whole = self._mend_own(tier, copies[tier.name])

@@ -8,13 +8,13 @@ Quarantined checkpoints come after all others. ``tests/unit/test_restore.py``,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ckptflow.data.regions import plan_restore
-from ckptflow.errors import CorruptionError, NotFoundError, RestoreError
+from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, RestoreError
 from ckptflow.model import CheckpointId, Manifest
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.memory import Base, remember
@@ -24,7 +24,6 @@ from ckptflow.store.restore import read_checkpoint
 from ckptflow.tiers.tier import Tier
 
 _SHOWN_MAX = 8
-_NOT_THIS_ONE = (CorruptionError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,74 +72,88 @@ def restore_newest(
             may then be partly overwritten: build it anew before starting from step 0.
     """
     candidates = lineage.valid_newest_first() if step is None else _of_step(lineage, step)
-    bad = quarantined(lineage, note=note)
-    passed_over: list[tuple[CheckpointId, str]] = []
-
-    def on_bad(found: Found) -> None:
-        why = how_to_lift(lineage, found.id)
-        passed_over.append((found.id, why))
-        note(f"{lineage.id} {found.id} {why}")
-
-    skipped: list[tuple[CheckpointId, str]] = []
-    failures: list[Exception] = []
-    for found in _bad_last(candidates, bad, on_bad):
-        failed: set[str] = set()
-        try:
-            # Where the manifest is the packs should be, too; elsewhere they may be.
-            others = [tier for tier in lineage.tiers if tier not in found.tiers]
-            read = partial(
-                read_state,
-                [*found.tiers, *others],
-                target=target,
-                note=note,
-                on_failed=lambda tier, failed=failed: failed.add(tier.name),  # type: ignore[misc]
-            )
-            state, base = with_manifest(lineage, found, read)
-        except _NOT_THIS_ONE as error:
-            failures.append(error)
-            reason = _reason(error)
-            skipped.append((found.id, reason))
-            note(f"{lineage.id} {found.id} was skipped: {reason}")
-            if attempt is not None and is_damage(error):
-                record_failure(lineage, found.id, by=attempt, error=error, note=note)
-            continue
-        told = _newer_first(found.id, skipped, passed_over)
-        return Restored(found.id, state, base, told, frozenset(failed))
-    if not skipped:
+    search = _Search(lineage, target, attempt, note)
+    for found in search.in_order(candidates):
+        if (restored := search.tried(found)) is not None:
+            return restored
+    if not search.failures:
         return None
-    raised = RestoreError(
-        f"None of the {len(skipped)} checkpoints of {lineage.id} could be restored. The "
-        f"target may be partly overwritten: build it anew before starting from step 0."
-    )
-    for (checkpoint, _), failure in zip(skipped, failures, strict=True):
-        raised.add_note(f"{checkpoint}: {failure}")
-        for text in getattr(failure, "__notes__", ()):
-            raised.add_note(f"    {text}")
-    raise raised
+    raise search.error()
 
 
-def _bad_last(
-    candidates: Iterable[Found], bad: Collection[CheckpointId], on_bad: Callable[[Found], None]
-) -> Iterator[Found]:
-    """Yield candidates as they come, those that are quarantined when all others were tried."""
-    left = []
-    for found in candidates:
-        if found.id in bad:
-            on_bad(found)
+class _Search:
+    """One restore: what was passed over and what failed on the way to the one that does not."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        target: object | None,
+        attempt: int | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self._lineage, self._target, self._attempt = lineage, target, attempt
+        self._note = note
+        self._passed_over: dict[CheckpointId, str] = {}  # Quarantined, so not tried yet.
+        self.failures: dict[CheckpointId, CheckpointError] = {}
+
+    def in_order(self, candidates: Iterable[Found]) -> Iterator[Found]:
+        """Yield candidates as they come, the quarantined ones when all others were tried."""
+        bad, left = quarantined(self._lineage, note=self._note), list[Found]()
+        for found in candidates:
+            if found.id not in bad:
+                yield found
+                continue
+            self._passed_over[found.id] = why = how_to_lift(self._lineage, found.id)
+            self._note(f"{self._lineage.id} {found.id} {why}")
             left.append(found)
-        else:
-            yield found
-    yield from left
+        yield from left
 
+    def tried(self, found: Found) -> Restored | None:
+        """Restore a checkpoint; ``None`` if that failed, which is noted and recorded."""
+        failed_tiers: set[str] = set()
+        # Where the manifest is the packs should be, too; elsewhere they may be.
+        others = [tier for tier in self._lineage.tiers if tier not in found.tiers]
+        read = partial(
+            read_state,
+            [*found.tiers, *others],
+            target=self._target,
+            note=self._note,
+            on_failed=lambda tier: failed_tiers.add(tier.name),
+        )
+        try:
+            state, base = with_manifest(self._lineage, found, read)
+        except (CorruptionError, NotFoundError) as error:
+            self._failed(found.id, error)
+            return None
+        skipped = self._skipped(found.id)
+        return Restored(found.id, state, base, skipped, frozenset(failed_tiers))
 
-def _newer_first(
-    restored: CheckpointId,
-    skipped: Sequence[tuple[CheckpointId, str]],
-    passed_over: Sequence[tuple[CheckpointId, str]],
-) -> tuple[tuple[CheckpointId, str], ...]:
-    """Return what was skipped, tried or not, with the reason, the newest first."""
-    reasons = {one: why for one, why in passed_over if one > restored} | dict(skipped)
-    return tuple(sorted(reasons.items(), reverse=True))
+    def _failed(self, checkpoint: CheckpointId, error: CheckpointError) -> None:
+        self.failures[checkpoint] = error
+        self._note(f"{self._lineage.id} {checkpoint} was skipped: {_reason(error)}")
+        if self._attempt is not None and is_damage(error):
+            record_failure(
+                self._lineage, checkpoint, by=self._attempt, error=error, note=self._note
+            )
+
+    def _skipped(self, restored: CheckpointId) -> tuple[tuple[CheckpointId, str], ...]:
+        """Return what was skipped, tried or not, with the reason, the newest first."""
+        newer = {one: why for one, why in self._passed_over.items() if one > restored}
+        reasons = newer | {one: _reason(error) for one, error in self.failures.items()}
+        return tuple(sorted(reasons.items(), reverse=True))
+
+    def error(self) -> RestoreError:
+        """Return what is raised when all have failed."""
+        raised = RestoreError(
+            f"None of the {len(self.failures)} checkpoints of {self._lineage.id} could be "
+            f"restored. The target may be partly overwritten: build it anew before starting "
+            f"from step 0."
+        )
+        for checkpoint, failure in self.failures.items():
+            raised.add_note(f"{checkpoint}: {failure}")
+            for text in getattr(failure, "__notes__", ()):
+                raised.add_note(f"    {text}")
+        return raised
 
 
 def read_state(

@@ -134,6 +134,7 @@ def plain_stream(lineage: Path, pack: dict[str, Any]) -> bytes:
     for stored, size, codec, kind, word, zero, expected in struct.iter_unpack(
         "<2I4B16s", table
     ):
+        check(stored <= 8 << 20, f"{key}: a frame of {stored} stored bytes")
         frame = raw[position : position + stored]
         position += stored
         check(text(digest(frame)) == expected.hex(), f"{key}: damaged before {position}")

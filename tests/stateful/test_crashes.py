@@ -138,9 +138,9 @@ def test_flush(there: int) -> None:
 
     crash_everywhere(store, lambda tiers: copy(tiers, 3), check)
     assert far[0] == 3
-    assert far[1:] == [there] * (len(far) - 2) + [
-        3
-    ]  # Last it takes back its hold on the packs.
+    commit = far.index(3, 1)  # After it the hold is taken away.
+    assert far[1:] == [there] * (commit - 1) + [3] * (len(far) - commit)
+    assert commit > 2
 
 
 def test_a_flush_that_was_killed_is_completed_by_the_next() -> None:
@@ -178,7 +178,8 @@ def test_prune() -> None:
         action(tiers)
         assert restored(tiers) == 6
         assert [found.id.step for found in Lineage(tiers, LINEAGE).valid()] == [6, 5]
-        left.append(len([key for key in tiers[0].iter_keys("") if "/guards/" not in key]))
+        keys = tiers[0].iter_keys("")
+        left.append(len([key for key in keys if "/guards/" not in key]))  # Those time out.
 
     assert crash_everywhere(store, action, check) > 3
     assert len(set(left)) == 1

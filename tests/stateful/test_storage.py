@@ -2,16 +2,15 @@
 
 Tasks save; checkpoints are copied outward and pruned; nodes and sites are lost; objects are
 cut, flipped and deleted; the store is repaired, verified, moved as it is and by an archive;
-attempts fail on what is damaged until it is quarantined. Repairs, copies and prunes crash
-before any of their changes. After every event:
+attempts fail on what is damaged until it is quarantined. Checkpoints are consolidated. Repairs,
+copies, prunes and consolidations crash before any of their changes. After every event:
 
 * whoever looks finds the newest checkpoint that is valid and whose bytes are somewhere, with
   exactly the bits that were saved; quarantined ones come after all others;
 * nothing that is damaged is believed: `verify` says of each copy what the model knows;
 * after a repair that was not disturbed, whatever has one sound copy is sound wherever it is.
 
-A checkpoint may be *made* of more than one set of objects: whoever packs it again adds a rule
-that calls `LifeOfAStore.made`.
+A checkpoint may be *made* of more than one set of objects, since a consolidation packs it anew.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store import quarantine
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.consolidate import consolidate
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion
 from ckptflow.store.moving.archive import read_archive, write_archive
@@ -172,7 +172,8 @@ class LifeOfAStore(RuleBasedStateMachine):
         for pack in manifest.packs:
             data = self.tiers[name].get(PREFIX + pack.key)
             make[pack.key] = self.original.setdefault(pack.key, data)
-        self.commits[manifest.id].makes.append(make)
+        if make not in self.commits[manifest.id].makes:
+            self.commits[manifest.id].makes.append(make)
 
     # --- what is looked at after every event ---
 
@@ -327,7 +328,29 @@ class LifeOfAStore(RuleBasedStateMachine):
         tier = next(one for one in lineage.tiers if one.name == name)
         with contextlib.suppress(Crash):
             prune(lineage, tier, KEEP)
+        self.forget_failures_of_what_is_gone()
         self.forget_what_is_gone()
+
+    def forget_failures_of_what_is_gone(self) -> None:
+        """A prune that was killed may not have come to it."""
+        now = quarantine.failures(self.lineage())
+        for one in self.failed.keys() - now.keys():
+            assert not any(self.lists(name, one) for name in NAMES)
+        self.failed = {one: set(by) for one, by in now.items()}
+
+    @rule(name=st.sampled_from(NAMES), crash_at=CRASHES, choice=st.integers(0, 2))
+    def consolidate(self, name: str, crash_at: int | None, choice: int) -> None:
+        """Pack one of the newest again on a tier, if it is sound there."""
+        sound = [one for one in self.valid()[:3] if self.sound_on([name], one)]
+        if not sound:
+            return
+        one, lineage = sound[choice % len(sound)], self.lineage(Doom(crash_at))
+        tier = next(tier for tier in lineage.tiers if tier.name == name)
+        with contextlib.suppress(Crash):
+            consolidate(lineage, tier, one, force=True)
+        manifest = self.lineage().manifest_on(self.tiers[name], one)
+        self.made(name, manifest)
+        assert self.sound_on([name], one)
 
     @rule(crash_at=CRASHES, misfortunes=st.lists(MISFORTUNES, max_size=3))
     def repair(self, crash_at: int | None, misfortunes: list[dict[str, Any]]) -> None:
@@ -335,7 +358,7 @@ class LifeOfAStore(RuleBasedStateMachine):
             self.damage_one(**one)
         listed = [(n, one) for one in self.commits for n in NAMES if self.lists(n, one)]
         good = [(n, one) for n, one in listed if self.sound_on([n], one)]
-        can = [(n, one) for n, one in listed if self.can_be_mended(one)]
+        can = [(n, one) for n, one in listed if self.can_be_mended(n, one)]
         try:
             report = repair(
                 self.lineage(Doom(crash_at)), self.lineage().checkpoints(), dry_run=False
@@ -352,12 +375,17 @@ class LifeOfAStore(RuleBasedStateMachine):
         for _name, one in can:
             self.failed.pop(one, None)
 
-    def can_be_mended(self, one: CheckpointId) -> bool:
-        """Whether each object of it is sound on some tier, listed there or not."""
-        manifest, *_ = self.commits[one].makes[0]
-        data = self.commits[one].makes[0][manifest]
-        has_manifest = any(self.holds(name, manifest, data) for name in NAMES)
-        return has_manifest and self.sound_on(NAMES, one)
+    def can_be_mended(self, name: str, one: CheckpointId) -> bool:
+        """Whether each object that a tier's manifest names is sound on some tier.
+
+        Where that is damaged, any other manifest of the checkpoint will do.
+        """
+        key, makes = one.manifest_key, self.commits[one].makes
+        own = [make for make in makes if self.holds(name, key, make[key])]
+        return any(
+            all(any(self.holds(n, *item) for n in NAMES) for item in make.items())
+            for make in own or makes
+        )
 
     def failures_are_what_they_are(self) -> None:
         """A repair that was killed may have lifted what is sound, or may not have."""

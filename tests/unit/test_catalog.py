@@ -21,6 +21,7 @@ from ckptflow.errors import (
     CorruptionError,
     FencedError,
     FormatError,
+    StoreDamaged,
     TierUnavailable,
 )
 from ckptflow.flush import copy_checkpoint
@@ -470,6 +471,8 @@ NOT_OURS = [
     b'{"format": "restic", "version": 1}',
     b'{"format": "ckptflow-store", "version": "1"}',
     b'{"format": "ckptflow-store"}',
+    b'{"format": "ckptflow-store", "version": 1, "store": "../etc"}',
+    b"[" * 100_000,
     b"\xff",
 ]
 
@@ -477,8 +480,11 @@ NOT_OURS = [
 @pytest.mark.parametrize("descriptor", NOT_OURS)
 def test_a_place_that_does_not_describe_a_store(tier: MemoryTier, descriptor: bytes) -> None:
     tier.put(STORE_KEY, [descriptor])
-    with pytest.raises(FormatError, match=r"'ckptflow-store.json' on tier 'disk' does not"):
+    with pytest.raises(StoreDamaged, match=r"'ckptflow-store.json' on tier 'disk' does not"):
         check_store(tier)
+    with pytest.raises(StoreDamaged, match=r"it is damaged.*`ckptflow repair` mends it"):
+        ensure_store(tier)
+    assert tier.get(STORE_KEY) == descriptor
 
 
 def test_a_store_is_described_once(tier: MemoryTier) -> None:

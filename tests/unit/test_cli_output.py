@@ -85,8 +85,11 @@ def test_results_and_notes_are_kept_apart(small: typer.Typer) -> None:
 def test_nothing_is_wrapped_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
     table = output.table("A", "B")
     output.add_row(table, ["x" * 300, "y"])
+    output.add_row(table, ["x", "y" * 300])
     output.show(None, lambda console: console.print(table), as_json=False)
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert [line for line in lines if line.endswith(" ")] == []
 
 
 @dataclass

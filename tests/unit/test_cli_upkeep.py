@@ -12,7 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import ckptflow as cf
-from ckptflow.cli import app
+from ckptflow.cli import app, naming
+from ckptflow.flush.agent.folder import make_agent_folder
+from ckptflow.flush.agent.ledger import Entry, Ledger
+from ckptflow.model import CheckpointId, LineageId
+from ckptflow.policy.retention import Retention
 
 STEPS = 12
 
@@ -132,6 +136,22 @@ def test_room_for_a_whole_store(cli: Cli, store: Path) -> None:
     assert len(kept["exp/a"]) < STEPS // 2  # Some older ones need nothing besides, and stay.
     needed = cli.json("show", f"exp/a@{STEPS}")["packs"]
     assert len(list((store / "lineages/exp/a/packs").iterdir())) == needed
+
+
+def test_a_prune_leaves_what_the_agent_is_still_copying(
+    cli: Cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = make_agent_folder([tier.spec for tier in naming.open_store([store], None)])
+    Ledger(folder).add(
+        Entry(LineageId("exp", "a"), CheckpointId(5, 1), "pfs", Retention(), since=0.0)
+    )
+    for options in (["--dry-run"], []):
+        [plan] = cli.json("prune", "exp/a", "--keep", "1", *options)["plans"]
+        kept = {one["step"]: one["reasons"] for one in plan["checkpoints"] if one["keep"]}
+        assert kept.keys() == {STEPS, 5}
+        assert kept[5] == ["is being copied outward"]
+    assert cli("verify", "exp/a").exit_code == 0
 
 
 def test_a_prune_needs_to_be_told_what_stays(cli: Cli) -> None:

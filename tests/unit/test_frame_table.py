@@ -39,6 +39,7 @@ def test_what_can_be_is_opened() -> None:
         StoredFrame(bytes(6), 5, 0, 0, 0),
         StoredFrame(bytes(6), 0, 1, 0, 0),
         StoredFrame(bytes(6), (4 << 20) + 1, 1, 0, 0),
+        StoredFrame(bytes((8 << 20) + 1), 4 << 20, 1, 0, 0),
     ],
 )
 def test_what_cannot_be_is_refused(frame: StoredFrame) -> None:

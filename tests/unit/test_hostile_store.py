@@ -29,7 +29,6 @@ from ckptflow import manifest as manifest_file
 from ckptflow.checkpointer import CheckpointWarning
 from ckptflow.errors import (
     CheckpointError,
-    ForgedError,
     FormatError,
     RestoreError,
     TierDenied,
@@ -196,10 +195,19 @@ def test_a_sealed_store_with_another_key(key_file: Path, tmp_path: Path) -> None
     assert sorted(FOLDER.rglob("*")) == before
 
 
+def test_the_environment_names_the_key(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTFLOW_KEY_FILE", str(key_file))
+    monkeypatch.setenv("CKPTFLOW_ENCRYPT", "1")
+    save(lambda: open_store(FOLDER))
+    assert all(path.read_bytes()[:9] == b"CKFSEAL1\x02" for path in packs())
+    command = [sys.executable, "-m", "ckptflow.cli", "verify", "--store", str(FOLDER)]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
 def test_a_store_that_was_made_without_a_key(key_file: Path) -> None:
     save(lambda: open_store(FOLDER))
     before = sorted(FOLDER.rglob("*"))
-    with pytest.raises(ForgedError, match="is not sealed: it was stored without a key"):
+    with pytest.raises(TierDenied, match="is not sealed: it was stored without a key"):
         Checkpointer(open_store(FOLDER, key_file=key_file)).save(9, state(9))
     assert sorted(FOLDER.rglob("*")) == before
 
@@ -286,8 +294,16 @@ def a_block_of_lz4_that_says_more_than_a_frame_may_hold() -> None:
     rewrite_pack(stored=bytes(100), plain=(1 << 32) - 1, codec=2)
 
 
-def rewrite_pack(*, stored: bytes, plain: int, codec: int) -> None:
-    """Give step 4 a pack of one frame, with right seals and digests."""
+@bomb
+def a_frame_that_is_stored_in_more_than_a_frame_may_take() -> None:
+    rewrite_pack(stored=bytes(CHILD_BYTES), plain=1000, codec=1, sparse=True)
+
+
+def rewrite_pack(*, stored: bytes, plain: int, codec: int, sparse: bool = False) -> None:
+    """Give step 4 a pack of one frame, with right seals and digests.
+
+    If it is ``sparse``, its zeros take no space.
+    """
     from ckptflow.data import digest
     from ckptflow.data.pack import HEAD, StoredFrame, encode_table
     from ckptflow.model import PackRef
@@ -295,7 +311,10 @@ def rewrite_pack(*, stored: bytes, plain: int, codec: int) -> None:
     frame = StoredFrame(stored, plain, codec, 0, 0)
     table, sealed = encode_table([frame], [digest.digest(stored)])
     key = CheckpointId(4, 1).pack_key(0, "00000000")
-    (FOLDER / LINEAGE.prefix / key).write_bytes(HEAD + stored + table)
+    with (FOLDER / LINEAGE.prefix / key).open("wb") as file:
+        file.write(HEAD)
+        file.seek(len(stored), os.SEEK_CUR) if sparse else file.write(stored)
+        file.write(table)
     size_bytes = len(HEAD) + len(stored) + len(table)
     manifest = claiming(min(plain, 1000))
     put_manifest(

@@ -17,13 +17,21 @@ import pytest
 
 from ckptflow import manifest as manifest_file
 from ckptflow.checkpointer import Checkpointer
-from ckptflow.errors import ConfigError, NotFoundError, TierFull, TierUnavailable
+from ckptflow.errors import (
+    ConfigError,
+    CorruptionError,
+    NotFoundError,
+    TierFull,
+    TierUnavailable,
+)
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
+from ckptflow.store import quarantine
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.guards import hold
 from ckptflow.store.prune import PrunePlan, plan_prune, prune
+from ckptflow.store.quarantine import record_failure
 from ckptflow.store.resume import read_state
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
@@ -524,6 +532,48 @@ def test_a_tier_that_is_full_to_the_last_byte_can_be_pruned(disk: MemoryTier) ->
 
 
 # --- tiers ---
+
+
+def fail(tier: Tier, step: int, attempts: int, *others: Tier) -> None:
+    """Some attempts could not restore a checkpoint."""
+    lineage, broken = Lineage([tier, *others], LINEAGE), CorruptionError("broken")
+    for by in range(2, 2 + attempts):
+        record_failure(lineage, CheckpointId(step, 1), by=by, error=broken, note=print)
+
+
+def test_a_quarantined_checkpoint_does_not_push_out_the_last_usable_one(
+    disk: MemoryTier,
+) -> None:
+    fail(disk, 5, quarantine.FAILURES)
+    fail(disk, 4, quarantine.FAILURES - 1)
+    plan = run(disk, 1)
+    reasons = {verdict.id.step: verdict.reasons for verdict in plan.verdicts if verdict.keep}
+    assert reasons.keys() == {5, 4}
+    assert reasons[4] == ("the newest that is not quarantined",)
+    assert steps_restored(disk) == [5, 4]
+
+
+def test_with_a_checkpoint_its_records_go(disk: MemoryTier) -> None:
+    outer = MemoryTier("outer", level=3)
+    copy_checkpoint(
+        [disk], outer, LINEAGE, Lineage([disk], LINEAGE).manifest_on(disk, CheckpointId(2, 1))
+    )
+    for step in (1, 2, 5):
+        fail(disk, step, 2, outer)
+    lineage = Lineage([disk, outer], LINEAGE)
+    prune(lineage, disk, Retention(newest=1))
+    assert quarantine.failures(lineage).keys() == {CheckpointId(2, 1), CheckpointId(5, 1)}
+
+
+def test_records_that_cannot_be_deleted_hinder_no_prune(disk: MemoryTier) -> None:
+    def broken(operation: str, key: str) -> None:
+        if operation == "delete" and "/quarantine/" in key:
+            raise TierUnavailable("away")
+
+    fail(disk, 1, 1)
+    run(FaultyTier(disk, broken), 1)
+    assert steps_restored(disk) == [5]
+    assert quarantine.failures(Lineage([disk], LINEAGE))
 
 
 def test_each_tier_keeps_its_own(tmp_path: Path) -> None:

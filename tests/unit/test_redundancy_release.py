@@ -143,6 +143,9 @@ def test_a_plan_of_prune_leaves_out_what_is_held(nodes: Nodes) -> None:
     needed = {f"{lineage.id.prefix}/{pack.key}" for one in kept for pack in one.packs}
     assert held - needed  # No manifest that is kept names them,
     assert not set(plan.packs) & held  # and they stay.
+    for key in list(tier.iter_keys(REDUNDANCY)):
+        tier.delete(key)
+    assert set(plan_prune(lineage, tier, keep).packs) & held
 
 
 def test_a_stripe_of_a_newer_version_lets_nothing_go(nodes: Nodes) -> None:

@@ -22,6 +22,7 @@ from ckptflow.store.redundancy import meeting as meetings
 from ckptflow.store.redundancy.announce import announced
 from ckptflow.store.redundancy.neighbour import Neighbour
 from ckptflow.store.redundancy.tier import RedundantTier
+from ckptflow.store.repair import repair
 from ckptflow.store.verify import verify
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.posix import PosixTier
@@ -211,6 +212,60 @@ def test_a_damaged_copy_is_made_anew_from_others(make_nodes: MakeNodes) -> None:
     assert len(nodes[1].tier.get(key)) == nodes[1].tier.size(key)
     report = {one.tier: one.sound for one in verify(*newest(nodes[0]))}
     assert report == {"nvme": False, "partners": True, "pfs": True}
+
+
+def flip(path: Path) -> bytes:
+    """Damage a file so that its size stays; return what it was."""
+    sound = path.read_bytes()
+    path.write_bytes(sound[:20] + bytes([sound[20] ^ 1]) + sound[21:])
+    return sound
+
+
+def objects(node: Node, kind: str) -> list[Path]:
+    return sorted((node.folder / node.lineage().id.prefix / kind).iterdir())
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+@pytest.mark.parametrize("options", SCHEMES, ids=lambda one: f"{one['scheme']}-{one['losses']}")
+def test_a_damaged_copy_of_the_right_size_is_not_served(
+    make_nodes: MakeNodes, options: dict[str, Any], sealed: bool
+) -> None:
+    nodes = make_nodes(4, sealed=sealed, **options)
+    for node in nodes[:2]:
+        node.save(1)
+    for path in (*objects(nodes[0], "packs"), *objects(nodes[0], "manifests")):
+        sound = nodes[0].own.get(key := path.relative_to(nodes[0].folder).as_posix())
+        flip(path)
+        for reader in (nodes[0].tier, nodes[3].tier):
+            assert reader.get(key) == sound
+            assert reader.get(key, start_bytes=5, size_bytes=40) == sound[5:45]
+            view = bytearray(30)
+            reader.read_into(key, view, start_bytes=10)
+            assert view == sound[10:40]
+    for path in (nodes[0].folder.parent / "pfs" / nodes[0].lineage().id.prefix).rglob("*.*"):
+        if path.suffix in (".pack", ".ckpt"):
+            path.unlink()
+    assert restored(nodes[0], nodes[0].task) == 1
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+@pytest.mark.parametrize("kind", ["packs", "manifests"])
+def test_repair_takes_from_the_other_nodes(make_nodes: MakeNodes, kind: str, how: str) -> None:
+    nodes = make_nodes(3, scheme="xor", losses=1)
+    nodes[0].save(1, 2)  # Only the first is on the outermost tier, too.
+    sound = {path: path.read_bytes() for path in objects(nodes[0], kind)}
+    for path in sound:
+        flip(path) if how == "flipped" else path.unlink()
+    before = sorted(nodes[0].tier.iter_keys(""))
+    lineage = nodes[0].lineage()
+    report = repair(lineage, lineage.checkpoints(), everywhere=True)
+    assert report.complete
+    assert {path: path.read_bytes() for path in objects(nodes[0], kind)} == sound
+    assert {one.tier for one in report.mended} <= {"nvme", "pfs"}
+    assert ("nvme", "partners") in {(one.tier, one.source) for one in report.mended}
+    assert sorted(nodes[0].tier.iter_keys("")) == before
+    for found in lineage.checkpoints():
+        assert all(copy.sound for copy in verify(lineage, found))
 
 
 def newest(node: Node) -> tuple[Lineage, Any]:

@@ -27,7 +27,12 @@ from ckptflow.tiers.tier import Tier
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "tests/unit/test_scenarios.py"
-_SET = "Needs a redundancy set across nodes; it is tested with those."
+_REBUILD = "tests/unit/test_redundancy_rebuild.py"
+_LOST = (
+    f"{_REBUILD}::test_every_loss_that_the_scheme_names_is_rebuilt",
+    "tests/unit/test_redundant_tier.py::test_what_a_lost_node_had_is_restored_elsewhere",
+    "tests/process/test_redundant_nodes.py::test_a_lost_node_is_rebuilt_from_the_others",
+)
 _LATER = "Deciding about nodes and walltime is the scheduler's side of a run, not the store's."
 
 Row = tuple[str, ...] | str
@@ -41,20 +46,30 @@ SCENARIOS: dict[str, Row] = {
         "tests/unit/test_catalog.py::test_attempts_count_from_one",
         "tests/process/test_parsl_threads.py::test_an_unfinished_task_goes_on_in_the_next_run",
     ),
-    "3 one node's cache is lost, and rebuilt": _SET,
-    "4 the newest is lost on two nodes of a set, an older one is used": _SET,
-    "5 all is lost: start over": (f"{HERE}::test_everywhere_everything_is_lost",),
+    "3 one node's cache is lost, and rebuilt": _LOST,
+    "4 the newest is lost on two nodes of a set, an older one is used": (
+        f"{_REBUILD}::test_an_older_checkpoint_is_used_when_the_newest_is_lost",
+    ),
+    "5 all is lost: start over": (
+        f"{HERE}::test_everywhere_everything_is_lost",
+        f"{_REBUILD}::test_all_is_lost",
+    ),
     "6 an end of run with nothing in the cache is harmless": (
         "tests/unit/test_checkpointer.py::test_a_checkpointer_that_is_not_used_leaves_no_trace",
     ),
     "7 a scavenge without a loss": (
         "tests/unit/test_checkpointer.py::test_a_stop_sends_the_last_checkpoint_to_every_tier",
     ),
-    "8 a scavenge with a node that is down": _SET,
+    "8 a scavenge with a node that is down": (
+        f"{_REBUILD}::test_a_rebuild_outward_while_a_node_is_down",
+    ),
     "9 the cache is gone, and fetched from the file system": (
         f"{HERE}::test_a_lost_node_is_replaced_and_the_shared_copy_restored",
     ),
     "10 two nodes are gone: no rebuild, but a fetch": (
+        f"{_REBUILD}::test_what_cannot_be_rebuilt_is_fetched_from_further_out",
+        "tests/unit/test_redundant_tier.py"
+        "::test_after_more_losses_an_older_checkpoint_further_out_is_used",
         f"{HERE}::test_a_lost_node_is_replaced_and_the_shared_copy_restored",
     ),
     "11 one file on the file system is damaged: an older one is used": (
@@ -69,6 +84,8 @@ SCENARIOS: dict[str, Row] = {
     "15 a node is switched off: the step ends, its task goes on elsewhere": (
         "tests/process/test_parsl_htex.py"
         "::test_a_killed_worker_s_task_resumes_at_its_newest_step",
+        "tests/process/test_redundant_nodes.py"
+        "::test_a_task_whose_node_is_alive_goes_on_elsewhere",
         f"{HERE}::test_a_lost_node_is_replaced_and_the_shared_copy_restored",
     ),
     "16 health of devices: write, read, delete": (
@@ -95,6 +112,7 @@ SCENARIOS: dict[str, Row] = {
         f"{HERE}::test_a_lost_node_is_replaced_and_the_shared_copy_restored",
     ),
     "22 a file of a node is lost": (
+        f"{_REBUILD}::test_one_object_can_be_had_from_the_others",
         "tests/unit/test_repair.py::test_every_object_of_either_tier_is_mended_to_the_bit",
     ),
     "23 scratch and persistent are lost: it is told": (
@@ -105,13 +123,14 @@ SCENARIOS: dict[str, Row] = {
         f"{HERE}::test_the_second_checkpoint_is_lost_everywhere",
     ),
     "25 damage on several levels at once": (
+        f"{_REBUILD}::test_damaged_redundancy_costs_what_it_is_worth",
         "tests/unit/test_restore.py::test_two_damaged_copies_make_one_sound_checkpoint",
         "tests/unit/test_repair.py::test_damage_of_all_kinds_at_once_each_from_the_other",
     ),
     # Of FTI, on its page test_suites.rst.
     "FTI level 1: a loss fails": (f"{HERE}::test_everywhere_everything_is_lost",),
-    "FTI level 2: survives what is not consecutive": _SET,
-    "FTI level 3: survives what is consecutive": _SET,
+    "FTI level 2: survives what is not consecutive": _LOST,
+    "FTI level 3: survives what is consecutive": _LOST,
     "FTI level 4: survives nodes, but not its own folder": (
         f"{HERE}::test_levels_and_what_is_done_to_them",
     ),

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptflow.checkpointer import Checkpointer
-from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
+from ckptflow.checkpointer import Checkpointer, CheckpointWarning
+from ckptflow.errors import CheckpointError, ConfigError, CorruptionError, NotFoundError
 from ckptflow.site import Site, load, load_site
 from ckptflow.site.finding import find_site, line_of
 from ckptflow.site.tiers import MemoryModel
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.opening import open_store
 from ckptflow.tiers.posix import PosixTier
 
 GOOD = """\
@@ -241,6 +242,20 @@ def test_an_export_that_is_gone_or_was_replaced_says_so(tmp_path: Path) -> None:
         load(replace(export, root="f" * 32))
     with pytest.raises(NotFoundError, match="4"):
         load(replace(export, step=4))
+
+
+def test_a_tier_that_cannot_be_opened_leaves_an_export_to_the_others(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    (tmp_path / "key").chmod(0o600)
+    near = open_store(tmp_path / "near", key_file=tmp_path / "key")
+    tiers = [near, PosixTier(tmp_path / "pfs", name="pfs", level=3)]
+    with Checkpointer(tiers, run="exp", task="sim") as ckpt:
+        export = ckpt.export({"x": np.arange(5.0)}, step=3)
+    (tmp_path / "key").unlink()
+    with pytest.warns(CheckpointWarning, match="Tier 'store' was left out.*key"):
+        assert load(export)["x"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(CheckpointError, match="key"), pytest.warns(CheckpointWarning):
+        load(replace(export, tiers=export.tiers[:1]))
 
 
 SEALED = """

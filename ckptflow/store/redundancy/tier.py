@@ -2,9 +2,10 @@
 
 A key is here when a stripe was made of it. Putting a pack leaves it on this node's own tier,
 where it is already; putting a manifest has the whole checkpoint protected, and returns when
-that is done. Reading takes the object from whichever member has it, or makes it anew from a
-stripe. So a flush, a restore, a verification and a repair treat it like any other tier; only
-prune leaves it alone, since a stripe goes by itself when its objects have been given up.
+that is done. Reading takes the object from whichever member has it, if it is what was coded, or
+makes it anew from a stripe; so this node's own copy may be missing or damaged. A flush, a
+restore and a verification treat it like any other tier, and a repair reads from it; only prune
+leaves it alone, since a stripe goes by itself when its objects have been given up.
 ``tests/unit/test_redundant_tier.py``, ``tests/process/test_redundant_nodes.py``.
 """
 
@@ -27,7 +28,7 @@ from ckptflow.errors import (
     TierError,
 )
 from ckptflow.model import CheckpointId
-from ckptflow.store.redundancy.coding import UNREADABLE, read_object
+from ckptflow.store.redundancy.coding import UNREADABLE, problem_of, read_object
 from ckptflow.store.redundancy.meeting import Meeting
 from ckptflow.store.redundancy.neighbour import Neighbour
 from ckptflow.store.redundancy.scheme import Scheme
@@ -47,6 +48,7 @@ from ckptflow.tiers.tier import Tier, check_key
 FRESH_S = 5.0  # How long a look at the descriptors of all members is good for.
 LOOK_S = 0.5  # Between two looks for somebody else.
 REBUILT_MAX = 2  # Objects made anew that are kept, since packs are read in ranges.
+CHECKED_MAX = 1 << 16  # Copies that were read once and found to be what was coded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class _Kept:
     """What is remembered between calls; a descriptor never changes."""
 
     stripes: dict[str, Stripe] = field(default_factory=dict)
-    rebuilt: dict[str, bytes] = field(default_factory=dict)
+    rebuilt: dict[tuple[str, str], bytes] = field(default_factory=dict)  # By stripe and key.
+    checked: set[tuple[str, str, int]] = field(default_factory=set)  # Member, stripe, piece.
     look: _Look | None = None
 
 
@@ -281,15 +284,16 @@ class RedundantTier:
             return False
 
     def _read(self, key: str, read: Callable[[Tier], Any], part: Callable[[bytes], Any]) -> Any:
-        """Read an object where it is whole, or make it anew and take a part of that."""
+        """Read an object where it is sound, or make it anew and take a part of that."""
         found = self._found(key)
         look, failures = self._look(), list[CheckpointError]()
         for stripe, number in found:
-            piece = stripe.data[number]
-            for member in self._holders(look, piece.member):
+            if (data := self._kept.rebuilt.get((stripe.id, key))) is not None:
+                return part(data)
+            for member in self._holders(look, stripe.data[number].member):
                 try:
-                    if member.tier.size(key) == piece.size_bytes:
-                        return read(member.tier)
+                    self._check(member, stripe, number)
+                    return read(member.tier)
                 except UNREADABLE as error:
                     failures.append(error)
         for stripe, number in found:
@@ -305,6 +309,22 @@ class RedundantTier:
                 raised.add_note(text)
         raise raised
 
+    def _check(self, member: Member, stripe: Stripe, number: int) -> None:
+        """Raise unless a member's copy of an object is what was coded.
+
+        Each copy is read for that once; what goes wrong with it later its readers notice.
+
+        Raises:
+            CorruptionError: it is damaged, or cannot be read.
+        """
+        place = (member.id, stripe.id, number)
+        if place in self._kept.checked:
+            return
+        if problem := problem_of(stripe, number, {stripe.members[number]: member.tier}):
+            raise CorruptionError(problem)
+        if len(self._kept.checked) < CHECKED_MAX:
+            self._kept.checked.add(place)
+
     def _holders(self, look: _Look, member: str) -> Iterator[Member]:
         """Yield who may have an object: this node, if it was rebuilt here; then its own."""
         own = self.meeting.own_id()
@@ -314,14 +334,14 @@ class RedundantTier:
 
     def _made_anew(self, key: str, stripe: Stripe, number: int, look: _Look) -> bytes:
         with self._lock:
-            if (data := self._kept.rebuilt.get(key)) is not None:
+            if (data := self._kept.rebuilt.get((stripe.id, key))) is not None:
                 return data
             tiers = {name: member.tier for name, member in look.members.items()}
             present = [n for n, one in enumerate(stripe.members) if one in tiers]
             data = b"".join(block.data for block in read_object(stripe, number, present, tiers))
             while len(self._kept.rebuilt) >= REBUILT_MAX:
                 del self._kept.rebuilt[next(iter(self._kept.rebuilt))]
-            self._kept.rebuilt[key] = data
+            self._kept.rebuilt[stripe.id, key] = data
             return data
 
     def _found(self, key: str) -> list[tuple[Stripe, int]]:
