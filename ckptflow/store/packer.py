@@ -56,18 +56,39 @@ class Packer:
         """How fast the tier took the packs; ``None`` if there was too little to tell."""
         return self._put_bytes / self._put_s if self._put_bytes >= TELLING_BYTES else None
 
-    def put(self, number: int, key: str) -> None:
-        """Encode the frames of one pack and put it as a gather list."""
-        plan = self._layout.plan
-        all_pieces = plan.frames_of(number)
+    def put_all(self, keys: Sequence[str]) -> None:
+        """Encode the frames of each pack and put it as a gather list, in order.
+
+        The next pack is encoded while one is put. Never are those of a third in memory.
+
+        Args:
+            keys: of all packs.
+        """
+        count = len(keys)
+        if count < 2:  # Nothing to be ahead of.
+            for key in keys:
+                self._put(*self._encoded(0, key))
+            return
+        with ThreadPoolExecutor(1, "ckptflow-pack") as ahead:
+            coming = ahead.submit(self._encoded, 0, keys[0])
+            for following in range(1, count + 1):
+                pack, parts = coming.result()
+                if following < count:
+                    coming = ahead.submit(self._encoded, following, keys[following])
+                self._put(pack, parts)
+
+    def _encoded(self, number: int, key: str) -> tuple[PackRef, list[bytes | memoryview]]:
+        all_pieces = self._layout.plan.frames_of(number)
         if len(all_pieces) > 1 and any(one != RAW for one in self._layout.encodings):
             with ThreadPoolExecutor(self._threads, "ckptflow-encode") as pool:
                 frames = list(pool.map(self._frame, all_pieces))
         else:
             frames = [self._frame(pieces) for pieces in all_pieces]
-        pack, parts = joined(frames, key)
+        return joined(frames, key)
+
+    def _put(self, pack: PackRef, parts: list[bytes | memoryview]) -> None:
         began = time.monotonic()
-        self._tier.put(f"{self._prefix}/{key}", parts)
+        self._tier.put(f"{self._prefix}/{pack.key}", parts)
         self._put_s += max(time.monotonic() - began, 1e-9)
         self._put_bytes += pack.size_bytes
         self.packs.append(pack)
