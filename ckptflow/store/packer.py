@@ -28,6 +28,7 @@ from ckptflow.model import LineageId, PackRef
 from ckptflow.store.planning.plan import THREADS_MAX, Plan
 from ckptflow.tiers.tier import Tier
 
+RAW_TOGETHER = 16  # Raw frames that a thread takes at a time: they only have to be digested.
 TELLING_BYTES = 16 << 20  # Less tells how long a sync takes, and not how fast a tier is.
 
 
@@ -79,12 +80,16 @@ class Packer:
 
     def _encoded(self, number: int, key: str) -> tuple[PackRef, list[bytes | memoryview]]:
         all_pieces = self._layout.plan.frames_of(number)
-        if len(all_pieces) > 1 and any(one != RAW for one in self._layout.encodings):
+        is_raw = all(one == RAW for one in self._layout.encodings)
+        each = RAW_TOGETHER if is_raw else 1
+        parts = [all_pieces[a : a + each] for a in range(0, len(all_pieces), each)]
+        if len(parts) > 1:
             with ThreadPoolExecutor(self._threads, "ckptflow-encode") as pool:
-                frames = list(pool.map(self._frame, all_pieces))
+                made = list(pool.map(self._frames, parts))
         else:
-            frames = [self._frame(pieces) for pieces in all_pieces]
-        return joined(frames, key)
+            made = [self._frames(part) for part in parts]
+        frames = [frame for part in made for frame, _ in part]
+        return joined(frames, [found for part in made for _, found in part], key)
 
     def _put(self, pack: PackRef, parts: list[bytes | memoryview]) -> None:
         began = time.monotonic()
@@ -101,6 +106,11 @@ class Packer:
         for pack in self.packs:
             with contextlib.suppress(TierError):  # What stays is garbage for the next prune.
                 self._tier.delete(f"{self._prefix}/{pack.key}")
+
+    def _frames(self, all_pieces: Sequence[slice]) -> list[tuple[StoredFrame, bytes]]:
+        """Return some frames and the digests of what is stored of them."""
+        frames = [self._frame(pieces) for pieces in all_pieces]
+        return [(frame, digest.digest(frame.stored)) for frame in frames]
 
     def _frame(self, pieces: slice) -> StoredFrame:
         plan = self._layout.plan
@@ -128,9 +138,17 @@ def _delta(new: memoryview, old: memoryview, encoding: Encoding) -> memoryview:
     return out
 
 
-def joined(frames: Sequence[StoredFrame], key: str) -> tuple[PackRef, list[bytes | memoryview]]:
-    """Return a pack of some frames, as a manifest names it, and the parts that make it."""
-    table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
+def joined(
+    frames: Sequence[StoredFrame], digests: Sequence[bytes], key: str
+) -> tuple[PackRef, list[bytes | memoryview]]:
+    """Return a pack of some frames, as a manifest names it, and the parts that make it.
+
+    Args:
+        frames: all of the pack.
+        digests: of what is stored of each.
+        key: of the pack.
+    """
+    table, sealed = encode_table(frames, digests)
     parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
     pack = PackRef(
         key=key,
