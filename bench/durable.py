@@ -1,10 +1,10 @@
 """Save until durable, against a plain file of the same bytes that is written and synced.
 
-Two states: random bytes, which are written as they are, and numbers of half the precision, which
-may be encoded. All of a state is new in each round, so both ways take in as many bytes, in turn,
-in a temporary folder of `TMPDIR`. The plain file is new each time, too, and written by calls of
-64 MiB. `pack only` is what `PosixTier.put` needs for the bytes as they are: what lies between it
-and the save of random bytes is capture, digests and the manifest.
+Two states: random bytes, which are written as they are, and numbers of half the precision,
+which may be encoded. All of a state is new in each round, so both ways take in as many bytes,
+in turn, in a temporary folder of `TMPDIR`. The plain file is new each time, too, and written by
+calls of 64 MiB. `pack only` is what `PosixTier.put` needs for the bytes as they are: what lies
+between it and the save of random bytes is capture, digests and the manifest.
 """
 
 from __future__ import annotations
