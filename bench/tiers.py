@@ -224,8 +224,7 @@ def save_and_restore(
         without_rounds({"what": name} | timing(size_bytes, wall, (saved_cpu | read_cpu)[name]))
         for name, wall in (saved | read).items()
     ]
-    durable = ratio(saved["write + fsync"], saved["save, posix"])
-    claims = [Claim("durable_save_rate_over_write_fsync", durable, ">=", 0.9)]
+    claims: list[Claim] = []  # What a save makes of a disk is the claim of `durable.py`.
     if "s3" in tiers:
         times = ratio(read["restore, s3"], read["raw get, s3"])
         claims.append(Claim("restore_s3_over_raw_get", times, "<=", 1.3))

@@ -22,6 +22,7 @@ from ckptflow.units import KIB, MIB
 
 FRAME_BYTES = 1 * MIB
 PACK_BYTES = 256 * MIB
+ENCODED_PACK_BYTES_MIN, ENCODED_PACKS = 32 * MIB, 4  # See `_pack_bytes`.
 GATHER_BYTES = 256 * KIB  # Pieces from this size on make frames of their own, uncopied.
 
 HEAD = b"CKFPACK1" + bytes(8)
@@ -104,8 +105,8 @@ def plan_packs(
     is_raw = np.isin(encoding, np.array(list(raw), np.intp))
     large, odd = length >= GATHER_BYTES, length % np.uint64(8) != 0
     alone = large & is_raw
-    stream = starts_of(length)
-    full = stream[1:] // np.uint64(PACK_BYTES) != stream[:-1] // np.uint64(PACK_BYTES)
+    stream, pack_bytes = starts_of(length), _pack_bytes(length, is_raw)
+    full = stream[1:] // pack_bytes != stream[:-1] // pack_bytes
     breaks = alone[1:] | alone[:-1] | odd[:-1] | full | (encoding[1:] != encoding[:-1])
     new_segment = np.concatenate([[True], breaks])
     heads = np.flatnonzero(new_segment)
@@ -119,7 +120,7 @@ def plan_packs(
     stream = starts_of(size)
     # A pack ends with the last frame that starts before a multiple of its size.
     may_end = frame_heads & ((skipped == 0) | large[piece])
-    pack = stream // np.uint64(PACK_BYTES)
+    pack = stream // pack_bytes
     pack = np.maximum.accumulate(np.where(may_end, pack, np.uint64(0)))
     pack = np.unique(pack, return_inverse=True)[1].astype(np.intp)
     first = np.searchsorted(pack, np.arange(int(pack[-1]) + 1))
@@ -132,6 +133,18 @@ def plan_packs(
         pack=pack,
         pack_edges=np.append(stream[first], stream[-1] + size[-1]),
     )
+
+
+def _pack_bytes(length: U64, is_raw: NDArray[np.bool_]) -> np.uint64:
+    """Return how large packs are: smaller where one is encoded while another is put.
+
+    One pack would have to be encoded whole before the first byte is written. Nothing of raw
+    bytes has to be waited for, and each pack costs a sync.
+    """
+    if is_raw.all():
+        return np.uint64(PACK_BYTES)
+    share = -(-int(length.sum()) // ENCODED_PACKS)
+    return np.uint64(min(PACK_BYTES, max(ENCODED_PACK_BYTES_MIN, share)))
 
 
 @dataclass(frozen=True, slots=True)

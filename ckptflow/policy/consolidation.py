@@ -20,7 +20,8 @@ DEAD_BYTES_MIN = 64 * MIB  # Less is not worth the work, whatever its share.
 _OPEN_S = {0: 1e-5, 1: 2e-4, 2: 1e-3, 3: 2e-3}
 _OPEN_FAR_S = 2e-2
 _BYTES_PER_S = 1e9
-_PACK_BYTES = 256 * MIB  # A full checkpoint has one pack for so many bytes.
+# A full checkpoint has one pack for so many bytes; one that is encoded has a few smaller ones.
+_PACK_BYTES, _ENCODED_PACK_BYTES, _ENCODED_PACKS = 256 * MIB, 32 * MIB, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,16 @@ def cost_ratio(shape: Shape, *, level: int) -> float:
     """Return how long a restore takes, for one of a full checkpoint of the same state."""
     open_s = _OPEN_S.get(level, _OPEN_FAR_S)
     state_bytes = max(0, shape.live_bytes - shape.delta_bytes)
-    full_packs = -(-max(state_bytes, 1) // _PACK_BYTES)
+    full_packs = _full_packs(max(state_bytes, 1))
     now_s = shape.packs * open_s + shape.live_bytes / _BYTES_PER_S
     full_s = full_packs * open_s + state_bytes / _BYTES_PER_S
     return now_s / full_s
+
+
+def _full_packs(state_bytes: int) -> int:
+    """Return how many packs a full checkpoint has at most."""
+    encoded = min(_ENCODED_PACKS, -(-state_bytes // _ENCODED_PACK_BYTES))
+    return max(encoded, -(-state_bytes // _PACK_BYTES))
 
 
 def judge(shape: Shape, *, level: int) -> Verdict:

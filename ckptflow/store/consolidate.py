@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow import manifest as manifest_file
+from ckptflow.data import digest
 from ckptflow.errors import NotFoundError, TierError
 from ckptflow.model import CheckpointId, ExtentTable, Manifest, PackRef
 from ckptflow.policy.consolidation import Shape, Verdict, judge
@@ -167,7 +168,8 @@ def _rewritten(
     packs: list[PackRef] = []
     try:
         for number, frames in enumerate(new_packs(plan, chosen.encodings, reader)):
-            pack, parts = joined(frames, old.id.pack_key(number, nonce()))
+            digests = [digest.digest(frame.stored) for frame in frames]
+            pack, parts = joined(frames, digests, old.id.pack_key(number, nonce()))
             tier.put(f"{old.lineage.prefix}/{pack.key}", parts)
             packs.append(pack)
     except BaseException:

@@ -35,8 +35,7 @@ from ckptflow.units import KIB, MIB
 MAIN_DIRECT_BYTES, DIRECT_BYTES = 64 * KIB, 256 * KIB
 GAP_BYTES = 32 * KIB  # What one read may read over: see `fill`.
 TOGETHER_BYTES = 3 * MIB  # Of small stretches; with the rest of a frame it fits the scratch.
-READ_BYTES = 8 * MIB  # The most that one task reads, so that several threads share the work.
-HOT_BYTES = 2 * MIB  # The most that one read asks for: what is read is then digested in cache.
+READ_BYTES = 8 * MIB  # The most that one read asks for, so that several threads share the work.
 
 _Task: TypeAlias = "tuple[Pack, Callable[[Tier], None]]"
 
@@ -63,7 +62,6 @@ def fill(
     pool: ThreadPoolExecutor,
     *,
     check_frames: bool,
-    on_final: Callable[[int, int, int], None] = lambda _region, _start, _stop: None,
 ) -> None:
     """Fill ``buffers``, one per region, from ``packs``, in the order of the manifest.
 
@@ -73,8 +71,6 @@ def fill(
         packs: where the bytes lie.
         pool: runs the reads.
         check_frames: compare every frame with its digest, and take another copy if it differs.
-        on_final: told, by the thread that has just read them, of bytes of a region that
-            nothing else will change: (number, first, end). Not of all that there are.
 
     Raises:
         CorruptionError: some pack, or with ``check_frames`` some frame, has no sound copy.
@@ -84,12 +80,6 @@ def fill(
     than two. So stale bytes get into the gaps; what belongs there comes from other packs, and
     is written afterwards. No two of the first packs lie in one stretch of a region.
     """
-    changing = {n for n, entry in enumerate(manifest.regions) if entry.deltas}
-
-    def tell(region: int, start: int, stop: int) -> None:
-        if region not in changing:
-            on_final(region, start, stop)
-
     for depth in range(max((len(entry.row_counts) for entry in manifest.regions), default=0)):
         layer = _Layer.of(manifest, depth)
         first: list[_Task] = []
@@ -107,7 +97,6 @@ def fill(
                 MAIN_DIRECT_BYTES if is_main else DIRECT_BYTES,
                 layer.deltas,
                 check_frames,
-                tell,
             )
             direct, scattered = _tasks(pack, pieces, buffers, way)
             (first if number in main else then).extend(direct)
@@ -210,14 +199,12 @@ class _Way:
         direct_bytes: stretches from this size on are read directly.
         deltas: as in `_Layer`.
         check_frames: as in `fill`.
-        on_final: as in `fill`.
     """
 
     gap_bytes: int
     direct_bytes: int
     deltas: Mapping[int, DeltaLayer]
     check_frames: bool
-    on_final: Callable[[int, int, int], None]
 
 
 def _tasks(
@@ -235,10 +222,9 @@ def _tasks(
     for group, read in _joined_reads(pieces.rows(plain), shift, way):
         is_direct[plain[group]] = True
         region, start, offset, length = read
-        runs = _Runs.of(pieces.rows(plain).rows(group), way.on_final)
         for done in range(0, length, READ_BYTES):
             target = buffers[region][start + done : start + min(done + READ_BYTES, length)]
-            direct.append((pack, _direct_read(pack, target, offset + done, runs, start + done)))
+            direct.append((pack, _direct_read(pack, target, offset + done)))
     rest, frame = pieces.rows(~is_direct), frame[~is_direct]
     scattered: list[_Task] = []
     for group in _read_together(frame, frames, check_frames=way.check_frames):
@@ -322,45 +308,11 @@ def _overlap(
     return bool(((region[1:] == region[:-1]) & (start[1:] < end[:-1])).any())
 
 
-def _direct_read(
-    pack: Pack, target: memoryview, offset: int, runs: _Runs, start: int
-) -> Callable[[Tier], None]:
+def _direct_read(pack: Pack, target: memoryview, offset: int) -> Callable[[Tier], None]:
     def read(tier: Tier) -> None:
-        for done in range(0, len(target), HOT_BYTES):
-            part = target[done : done + HOT_BYTES]
-            pack.read_into(tier, part, offset + done)
-            runs.tell(start + done, start + done + len(part))
+        pack.read_into(tier, target, offset)
 
     return read
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """What one read brings of a region without a gap, and who wants to know."""
-
-    region: int
-    first: NDArray[np.int64]
-    end: NDArray[np.int64]
-    on_final: Callable[[int, int, int], None]
-
-    @staticmethod
-    def of(pieces: _Pieces, on_final: Callable[[int, int, int], None]) -> _Runs:
-        first = pieces.start.astype(np.int64)
-        end = first + pieces.length.astype(np.int64)
-        apart = np.flatnonzero(first[1:] > end[:-1])
-        first, end = (
-            np.append(first[:1], first[1:][apart]),
-            np.append(end[:-1][apart], end[-1:]),
-        )
-        return _Runs(int(pieces.region[0]), first, end, on_final)
-
-    def tell(self, start: int, stop: int) -> None:
-        """Tell of those between two bytes of the region, which have been read."""
-        begin = int(np.searchsorted(self.end, start, side="right"))
-        for n in range(begin, int(np.searchsorted(self.first, stop))):
-            self.on_final(
-                self.region, max(start, int(self.first[n])), min(stop, int(self.end[n]))
-            )
 
 
 _Place: TypeAlias = "Callable[[bytes | memoryview, int], None]"

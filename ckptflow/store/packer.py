@@ -28,6 +28,7 @@ from ckptflow.model import LineageId, PackRef
 from ckptflow.store.planning.plan import THREADS_MAX, Plan
 from ckptflow.tiers.tier import Tier
 
+RAW_TOGETHER = 16  # Raw frames that a thread takes at a time: they only have to be digested.
 TELLING_BYTES = 16 << 20  # Less tells how long a sync takes, and not how fast a tier is.
 
 
@@ -56,18 +57,43 @@ class Packer:
         """How fast the tier took the packs; ``None`` if there was too little to tell."""
         return self._put_bytes / self._put_s if self._put_bytes >= TELLING_BYTES else None
 
-    def put(self, number: int, key: str) -> None:
-        """Encode the frames of one pack and put it as a gather list."""
-        plan = self._layout.plan
-        all_pieces = plan.frames_of(number)
-        if len(all_pieces) > 1 and any(one != RAW for one in self._layout.encodings):
+    def put_all(self, keys: Sequence[str]) -> None:
+        """Encode the frames of each pack and put it as a gather list, in order.
+
+        The next pack is encoded while one is put. Never are those of a third in memory.
+
+        Args:
+            keys: of all packs.
+        """
+        count = len(keys)
+        if count < 2:  # Nothing to be ahead of.
+            for key in keys:
+                self._put(*self._encoded(0, key))
+            return
+        with ThreadPoolExecutor(1, "ckptflow-pack") as ahead:
+            coming = ahead.submit(self._encoded, 0, keys[0])
+            for following in range(1, count + 1):
+                pack, parts = coming.result()
+                if following < count:
+                    coming = ahead.submit(self._encoded, following, keys[following])
+                self._put(pack, parts)
+
+    def _encoded(self, number: int, key: str) -> tuple[PackRef, list[bytes | memoryview]]:
+        all_pieces = self._layout.plan.frames_of(number)
+        is_raw = all(one == RAW for one in self._layout.encodings)
+        each = RAW_TOGETHER if is_raw else 1
+        parts = [all_pieces[a : a + each] for a in range(0, len(all_pieces), each)]
+        if len(parts) > 1:
             with ThreadPoolExecutor(self._threads, "ckptflow-encode") as pool:
-                frames = list(pool.map(self._frame, all_pieces))
+                made = list(pool.map(self._frames, parts))
         else:
-            frames = [self._frame(pieces) for pieces in all_pieces]
-        pack, parts = joined(frames, key)
+            made = [self._frames(part) for part in parts]
+        frames = [frame for part in made for frame, _ in part]
+        return joined(frames, [found for part in made for _, found in part], key)
+
+    def _put(self, pack: PackRef, parts: list[bytes | memoryview]) -> None:
         began = time.monotonic()
-        self._tier.put(f"{self._prefix}/{key}", parts)
+        self._tier.put(f"{self._prefix}/{pack.key}", parts)
         self._put_s += max(time.monotonic() - began, 1e-9)
         self._put_bytes += pack.size_bytes
         self.packs.append(pack)
@@ -80,6 +106,11 @@ class Packer:
         for pack in self.packs:
             with contextlib.suppress(TierError):  # What stays is garbage for the next prune.
                 self._tier.delete(f"{self._prefix}/{pack.key}")
+
+    def _frames(self, all_pieces: Sequence[slice]) -> list[tuple[StoredFrame, bytes]]:
+        """Return some frames and the digests of what is stored of them."""
+        frames = [self._frame(pieces) for pieces in all_pieces]
+        return [(frame, digest.digest(frame.stored)) for frame in frames]
 
     def _frame(self, pieces: slice) -> StoredFrame:
         plan = self._layout.plan
@@ -107,9 +138,17 @@ def _delta(new: memoryview, old: memoryview, encoding: Encoding) -> memoryview:
     return out
 
 
-def joined(frames: Sequence[StoredFrame], key: str) -> tuple[PackRef, list[bytes | memoryview]]:
-    """Return a pack of some frames, as a manifest names it, and the parts that make it."""
-    table, sealed = encode_table(frames, [digest.digest(frame.stored) for frame in frames])
+def joined(
+    frames: Sequence[StoredFrame], digests: Sequence[bytes], key: str
+) -> tuple[PackRef, list[bytes | memoryview]]:
+    """Return a pack of some frames, as a manifest names it, and the parts that make it.
+
+    Args:
+        frames: all of the pack.
+        digests: of what is stored of each.
+        key: of the pack.
+    """
+    table, sealed = encode_table(frames, digests)
     parts: list[bytes | memoryview] = [HEAD, *(frame.stored for frame in frames), table]
     pack = PackRef(
         key=key,

@@ -1,10 +1,11 @@
 """Read one checkpoint back, verified, from whichever copies of its packs are sound.
 
 The bytes go straight into the buffers that the caller gives, which are the application's own
-arrays where that is possible. Chunks are digested by the thread that has just read them, while
-others wait for the disk. Then the Merkle root of every region is compared with the manifest.
-Only if one differs are the frames checked one by one, to find the damaged copy and take
-another; so the usual restore pays for one pass of digests, not two.
+arrays where that is possible. Then the chunks are digested, by all threads, and the Merkle root
+of every region is compared with the manifest. Only if one differs are the frames checked one
+by one, to find the damaged copy and take another; so the usual restore pays for one pass of
+digests, not two. (To digest what each thread has just read saves a few percent where a disk has
+to be waited for, and costs up to twice the time where many small pieces come from memory.)
 ``tests/unit/test_restore.py``, ``tests/unit/test_fetch.py``.
 """
 
@@ -61,15 +62,14 @@ def read_checkpoint(
         for ref in manifest.packs
     ]
     with ThreadPoolExecutor(_thread_count(tiers), "ckptflow-restore") as pool:
-        hot = ChunkDigests(manifest, buffers)
-        fill(manifest, buffers, packs, pool, check_frames=False, on_final=hot.add)
-        digests = hot.all(pool)
+        fill(manifest, buffers, packs, pool, check_frames=False)
+        digests = _digests(manifest, buffers, pool)
         if bad := _differing(manifest, digests):
             note(
                 f"{_listed(bad)} of {manifest.lineage} did not verify; looking for the frames."
             )
             fill(manifest, buffers, packs, pool, check_frames=True)
-            digests = ChunkDigests(manifest, buffers).all(pool)
+            digests = _digests(manifest, buffers, pool)
             if bad := _differing(manifest, digests):
                 raise CorruptionError(
                     f"{_listed(bad)} of {manifest.lineage} {manifest.id} do not have the root "
@@ -89,43 +89,29 @@ def _listed(names: Sequence[str]) -> str:
     return f"Regions {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class ChunkDigests:
-    """The digests of the chunks of all regions, made as their bytes arrive."""
+def _digests(
+    manifest: Manifest, buffers: Sequence[memoryview], pool: ThreadPoolExecutor
+) -> list[NDArray[np.uint64]]:
+    """Return the digests of the chunks of each region, uint64 [n, 2]."""
+    chunk = manifest.chunk_bytes
+    at_once = max(1, _TOGETHER_BYTES // chunk)
+    digests = [
+        np.empty((digest.chunk_count(len(buffer), chunk), 2), np.uint64) for buffer in buffers
+    ]
 
-    def __init__(self, manifest: Manifest, buffers: Sequence[memoryview]) -> None:
-        self._chunk, self._buffers = manifest.chunk_bytes, buffers
-        counts = [digest.chunk_count(len(buffer), self._chunk) for buffer in buffers]
-        self._digests = [np.empty((count, 2), np.uint64) for count in counts]
-        self._done = [np.zeros(count, np.bool_) for count in counts]
+    def one(part: tuple[int, int]) -> None:
+        region, first = part
+        data = buffers[region][first * chunk : (first + at_once) * chunk]
+        digest.chunk_digests(data, chunk, out=digests[region][first : first + at_once])
 
-    def add(self, region: int, start: int, stop: int) -> None:
-        """Digest the chunks that lie in a part of a region, whose bytes are final.
-
-        Called by several threads, with parts that have no byte in common.
-        """
-        if stop == len(self._buffers[region]):
-            stop += -stop % self._chunk  # The last chunk may be shorter.
-        self._digest(region, -(-start // self._chunk), stop // self._chunk)
-
-    def all(self, pool: ThreadPoolExecutor) -> list[NDArray[np.uint64]]:
-        """Digest what is left; return the digests of each region, uint64 [n, 2]."""
-        left: list[tuple[int, int, int]] = []
-        at_once = max(1, _TOGETHER_BYTES // self._chunk)
-        for region, done in enumerate(self._done):
-            edges = np.flatnonzero(np.diff(done, prepend=True, append=True)).tolist()
-            for first, last in zip(edges[::2], edges[1::2], strict=True):
-                left += [
-                    (region, a, min(a + at_once, last)) for a in range(first, last, at_once)
-                ]
-        for _ in pool.map(lambda part: self._digest(*part), left):
-            pass
-        return self._digests
-
-    def _digest(self, region: int, first: int, last: int) -> None:
-        if first < last:
-            data = self._buffers[region][first * self._chunk : last * self._chunk]
-            digest.chunk_digests(data, self._chunk, out=self._digests[region][first:last])
-            self._done[region][first:last] = True
+    parts = [
+        (region, first)
+        for region, found in enumerate(digests)
+        for first in range(0, len(found), at_once)
+    ]
+    for _ in pool.map(one, parts):
+        pass
+    return digests
 
 
 def _differing(manifest: Manifest, digests: Sequence[NDArray[np.uint64]]) -> list[str]:

@@ -83,8 +83,8 @@ def write_checkpoint(
         memory, packer = plan.memory, Packer(tier, plan, lineage)
         entries = plan.entries
         try:
-            for number in range(plan.layout.plan.pack_count):
-                packer.put(number, checkpoint.pack_key(number, nonce()))
+            count = plan.layout.plan.pack_count
+            packer.put_all([checkpoint.pack_key(number, nonce()) for number in range(count)])
             manifest = Manifest(
                 lineage=lineage,
                 id=checkpoint,

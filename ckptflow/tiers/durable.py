@@ -30,7 +30,7 @@ from ckptflow.tiers.disk import DISK, Disk
 PARTIAL_SUFFIX = ".partial"
 
 _IOV_MAX = 1024  # Linux's limit on buffers in one writev.
-_WRITE_BYTES_MAX = 64 << 20  # One call never asks for more than the kernel's 2 GiB.
+_WRITE_BYTES_MAX = 16 << 20  # By one call. The device begins with as many while more come.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
 
 
@@ -172,7 +172,7 @@ def _write_synced(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
 
 def _write_all(disk: Disk, descriptor: int, parts: Sequence[Buffer]) -> None:
     views = [view for part in parts if len(view := memoryview(part).cast("B"))]
-    first = 0
+    first = done_bytes = begun_bytes = 0
     while first < len(views):
         batch, size_bytes = [], 0
         for view in views[first : first + _IOV_MAX]:
@@ -180,12 +180,17 @@ def _write_all(disk: Disk, descriptor: int, parts: Sequence[Buffer]) -> None:
             size_bytes += len(batch[-1])
             if size_bytes >= _WRITE_BYTES_MAX:
                 break
-        written = disk.write(descriptor, batch)
+        written = taken = disk.write(descriptor, batch)
         while first < len(views) and written >= len(views[first]):
             written -= len(views[first])
             first += 1
         if written:
             views[first] = views[first][written:]
+        done_bytes += taken
+        # The last ones are synced at once.
+        if first < len(views) and done_bytes - begun_bytes >= _WRITE_BYTES_MAX:
+            disk.start_writing(descriptor, begun_bytes, done_bytes - begun_bytes)
+            begun_bytes = done_bytes
 
 
 def _remove_quietly(disk: Disk, path: Path) -> None:

@@ -22,6 +22,7 @@ from ckptflow.data.extents import (
 )
 from ckptflow.data.pack import FRAME_BYTES, GATHER_BYTES, plan_packs
 from ckptflow.model import FILL, KEEP, ExtentTable
+from ckptflow.units import MIB
 
 Row = tuple[int, int, int, bool, int]
 
@@ -270,6 +271,26 @@ def test_a_long_piece_is_cut_by_packs_however_it_is_encoded(
     size, zero = np.array([11 * FRAME_BYTES], np.uint64), np.zeros(1, np.intp)
     plan = plan_packs(zero, starts_of(size), size, zero, raw=raw)
     assert plan.pack_edges.tolist() == [n * FRAME_BYTES for n in (0, 4, 8, 11)]
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "raw", "packs_mib"),
+    [
+        (256, {0}, [256]),  # Raw bytes are there at once.
+        (600, {0}, [256, 256, 88]),
+        (32, set(), [32]),
+        (100, set(), [32, 32, 32, 4]),
+        (256, set(), [64] * 4),  # One is encoded while another is put.
+        (1024, set(), [256] * 4),
+        (1100, set(), [256] * 4 + [76]),
+    ],
+)
+def test_what_is_encoded_goes_into_a_few_packs(
+    size_mib: int, raw: set[int], packs_mib: list[int]
+) -> None:
+    size, zero = np.array([size_mib * MIB], np.uint64), np.zeros(1, np.intp)
+    plan = plan_packs(zero, starts_of(size), size, zero, raw=raw)
+    assert (np.diff(plan.pack_edges) // MIB).tolist() == packs_mib
 
 
 def test_encoded_pieces_share_frames_however_long_they_are() -> None:

@@ -7,11 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckptflow.errors import AlreadyExists, TierDenied, TierFull, TierUnavailable
+from ckptflow.tiers import disk as disk_module
 from ckptflow.tiers.disk import Disk
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.units import MIB
 
 
 class FailingDisk(Disk):
@@ -51,6 +54,20 @@ class FailingDisk(Disk):
     def rename(self, path: Path, name: Path) -> None:
         self._maybe("rename")
         super().rename(path, name)
+
+
+class NotingDisk(Disk):
+    """Takes some bytes by one call, and notes what the device is told to begin with."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self.begun = most_bytes, list[tuple[int, int]]()
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> int:
+        return super().write(descriptor, [buffers[0][: self._most]])
+
+    def start_writing(self, descriptor: int, start_bytes: int, size_bytes: int) -> None:
+        self.begun.append((start_bytes, size_bytes))
+        super().start_writing(descriptor, start_bytes, size_bytes)
 
 
 KINDS = {
@@ -98,3 +115,32 @@ def test_a_create_that_fails_leaves_nothing(
         assert tier.get("claim") == b"mine"
         with pytest.raises(AlreadyExists, match="claim"):
             PosixTier(store).create("claim", b"yours")
+
+
+@pytest.mark.parametrize("most_bytes", [64 * MIB, 5 * MIB])
+def test_the_device_begins_while_more_is_written(tmp_path: Path, most_bytes: int) -> None:
+    """In order, without a gap, in large pieces, and never with what is synced at once."""
+    disk = NotingDisk(most_bytes)
+    tier = PosixTier(tmp_path, disk=disk)
+    data = np.random.default_rng(0).bytes(50 * MIB)
+    tier.put("large", [data[: 30 * MIB], data[30 * MIB :]])
+    assert tier.get("large") == data
+    assert len(disk.begun) >= 2
+    end = 0
+    for start_bytes, size_bytes in disk.begun:
+        assert start_bytes == end
+        assert size_bytes >= 16 * MIB
+        end += size_bytes
+    assert end < len(data)
+    disk.begun.clear()
+    tier.put("small", [bytes(MIB)] * 3)
+    assert disk.begun == []
+
+
+def test_who_cannot_tell_the_device_writes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "_sync_file_range", None)
+    tier = PosixTier(tmp_path)
+    tier.put("large", [bytes(40 * MIB)])
+    assert tier.size("large") == 40 * MIB

@@ -7,8 +7,10 @@ read back is compared bit by bit with copies made before.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import Base, NamedRegion, remember
+from ckptflow.store.packer import Packer
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.save import checkpoint_root, write_checkpoint
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
@@ -118,7 +121,7 @@ def test_what_was_written_is_read_back(disk: MemoryTier) -> None:
     assert everything(disk) == {1: FIRST}
 
 
-def test_a_delta_writes_what_changed_and_names_the_rest(disk: MemoryTier) -> None:
+def test_a_delta_writes_what_turnand_names_the_rest(disk: MemoryTier) -> None:
     base = write(disk, FIRST, 1)
     base = write(disk, SECOND, 2, base)
     assert everything(disk) == {1: FIRST, 2: SECOND}
@@ -129,7 +132,7 @@ def test_a_delta_writes_what_changed_and_names_the_rest(disk: MemoryTier) -> Non
     assert len(second.packs) == 2
 
 
-def test_nothing_changed_writes_no_pack(disk: MemoryTier) -> None:
+def test_nothing_turnwrites_no_pack(disk: MemoryTier) -> None:
     base = write(disk, FIRST, 1)
     second = write(disk, FIRST, 2, base).manifest
     assert second.own_packs == ()
@@ -331,6 +334,31 @@ def test_the_commit_is_the_put_of_the_manifest_and_comes_last(small_packs: None)
     assert all(operation == "put" and key.startswith("packs/") for operation, key, _ in before)
     assert last[:2] == ("put", CheckpointId(1, 1).manifest_key)
     assert not any(visible for _, _, visible in log)
+    assert everything(disk) == {1: FIRST}
+
+
+def test_the_next_pack_is_encoded_while_one_is_put_and_no_third(
+    disk: MemoryTier, small_packs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, begun, turn = Packer._encoded, [], threading.Condition()
+    seen = []
+
+    def noted(packer: Packer, number: int, key: str) -> Any:
+        with turn:
+            begun.append(number)
+            turn.notify_all()
+        return encode(packer, number, key)
+
+    def put(operation: str, key: str) -> None:
+        if operation == "put" and "/packs/" in key:
+            number = len(seen)
+            with turn:
+                assert turn.wait_for(lambda: len(begun) >= min(number + 2, 4), timeout=60)
+                seen.append(list(begun))
+
+    monkeypatch.setattr(Packer, "_encoded", noted)
+    write(FaultyTier(disk, put), FIRST, 1)
+    assert seen == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert everything(disk) == {1: FIRST}
 
 

@@ -84,6 +84,20 @@ def test_the_smallest_of_too_many_go_together(monkeypatch: pytest.MonkeyPatch) -
     assert worn_of(close, rows) == [True, True, True, True, True, True]
 
 
+def test_large_packs_stay_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state has many; were they counted, every delta would be a full checkpoint."""
+    monkeypatch.setattr(wear, "PACKS_MAX", 3)
+    monkeypatch.setattr(wear, "LARGE_BYTES", 900)
+    sizes = [1000] * 40
+    rows = Layers(table(*((900, 0, number) for number in range(40))))
+    assert not any(worn_of(sizes, rows))
+    rows = Layers(table(*((899, 0, number) for number in range(40))))
+    assert all(worn_of(sizes, rows))
+    sizes += [16, 300, 16, 40]
+    rows = Layers(table(*((size, 0, number) for number, size in enumerate(sizes))))
+    assert worn_of(sizes, rows) == [False] * 40 + [True, False, True, False]
+
+
 # --- where to ---
 
 

@@ -1,9 +1,10 @@
 """Leave old packs behind when little of them is needed, so that restores stay short.
 
 Which ones: those of which less than a quarter is still needed, and, where more than `PACKS_MAX`
-would be left, the smallest remains together. What is needed of them is written anew, once,
-however many rows refer to it; this bounds the objects that a restore opens, and the dead
-bytes that old packs carry. ``tests/unit/test_wear.py``.
+remains of less than `LARGE_BYTES` would be left, the smallest together. What is needed of them
+is written anew, once, however many rows refer to it; this bounds the objects that a restore
+opens, and the dead bytes that old packs carry. Larger ones are not counted: a large state has
+many, and to write them anew would not make them fewer. ``tests/unit/test_wear.py``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from ckptflow.data.extents import U64, look_up, merge, overlay, starts_of, union
 from ckptflow.model import KEEP, ExtentTable
 from ckptflow.store.planning.drafting import GATHERED, Layers
 from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
+from ckptflow.units import MIB
 
-PACKS_MAX = 32  # A manifest names at most this many older packs.
+PACKS_MAX = 32  # A manifest names at most this many older packs that are not large.
+LARGE_BYTES = 128 * MIB  # Needed of one: half of the largest pack.
 LIVE_FRACTION_MIN = 0.25  # A pack of which less than this is still needed is left behind.
 
 
@@ -31,11 +34,10 @@ def outworn(regions: Sequence[Layers], plain_bytes: U64) -> NDArray[np.bool_]:
     """
     live = live_bytes(regions, len(plain_bytes))
     worn = (live < LIVE_FRACTION_MIN * plain_bytes) & (live > 0)
-    left = int((live > 0).sum()) - int(worn.sum())
+    counts = (live > 0) & ~worn & (live < LARGE_BYTES)
+    left = int(counts.sum())
     if left > PACKS_MAX:
-        fewest_first = np.argsort(np.where(worn | (live == 0), np.inf, live), kind="stable")[
-            :left
-        ]
+        fewest_first = np.argsort(np.where(counts, live, np.inf), kind="stable")[:left]
         moved = np.cumsum(live[fewest_first])
         surplus = left - PACKS_MAX
         # If only the surplus moved, every save would write a whole small pack again, and those
