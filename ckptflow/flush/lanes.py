@@ -49,7 +49,7 @@ def is_superseded(
     only if the newest is all that is kept.
     """
     if retention is None or retention.newest is None:
-        return False
+        return False  # Limits of count or bytes decide when it is there, and never keep more.
     if retention.every_steps is not None or retention.best is not None:
         return False
     newer = [one for one in arrived if one.step > checkpoint.step]

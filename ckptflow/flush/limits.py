@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections import deque
@@ -52,6 +53,63 @@ class ByteBudget:
             with self._changed:
                 self._held_bytes -= size_bytes
                 self._changed.notify_all()
+
+
+class Buffers:
+    """Memory that one pack after another is read into.
+
+    Fresh pages cost about as much as what is copied into them. They are mapped, not taken from
+    the heap, so that what is released goes back to the system.
+
+    Args:
+        total_bytes: what is in use and what is kept for the next; what is needed is given
+            even so, since the packs on their way are limited by others (`ByteBudget`).
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._free: list[mmap.mmap] = []
+        self._lent_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are kept and that nobody uses."""
+        return sum(len(one) for one in self._free)
+
+    @contextmanager
+    def lend(self, size_bytes: int) -> Iterator[memoryview]:
+        """Give memory of ``size_bytes``, of whatever content, while entered."""
+        memory, works = self._take(size_bytes), False
+        try:
+            yield memoryview(memory)[:size_bytes]
+            works = True
+        finally:
+            with self._lock:
+                self._lent_bytes -= len(memory)
+                # What failed may still hold on to it, in a thread that hangs.
+                if works and self._is_room_for(len(memory)):
+                    self._free.append(memory)
+
+    def release(self) -> None:
+        """Give back what nobody uses."""
+        with self._lock:
+            self._free.clear()
+
+    def _take(self, size_bytes: int) -> mmap.mmap:
+        with self._lock:
+            fits = [one for one in self._free if size_bytes <= len(one) <= 2 * size_bytes]
+            if fits:
+                self._free.remove(memory := min(fits, key=len))
+            else:
+                while self._free and not self._is_room_for(size_bytes):
+                    self._free.pop(0)
+                memory = mmap.mmap(-1, max(size_bytes, 1))
+            self._lent_bytes += len(memory)
+            return memory
+
+    def _is_room_for(self, size_bytes: int) -> bool:
+        return self.free_bytes + self._lent_bytes + size_bytes <= self._total_bytes
 
 
 class Bandwidth:

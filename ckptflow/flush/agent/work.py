@@ -230,7 +230,7 @@ class Work:
     def _prune(self, request: FlushRequest) -> None:
         """Make room where a checkpoint has arrived, unless its attempt was overtaken."""
         retention = request.retention
-        if retention is None or retention.newest is None:
+        if retention is None or retention.keeps_all:
             return
         lineage = Lineage(self._tiers, request.lineage)
         in_flight = {one.id for one in self._entries.values() if one.lineage == lineage.id}

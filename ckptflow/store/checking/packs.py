@@ -112,8 +112,11 @@ class PackChecker:
         return end - begin, first + _damaged(stored, frames, first, last)
 
 
-def check_pack(stored: bytes, ref: PackRef, *, where: str) -> FrameTable:
+def check_pack(stored: bytes | memoryview, ref: PackRef, *, where: str) -> FrameTable:
     """Compare the bytes of a whole pack with what its manifest says of it; return its table.
+
+    Other threads go on meanwhile: digests, a frame at a time, are made without the lock of the
+    interpreter, and nothing but the table is copied.
 
     Raises:
         CorruptionError: they are not those that were written.
@@ -122,15 +125,16 @@ def check_pack(stored: bytes, ref: PackRef, *, where: str) -> FrameTable:
         raise CorruptionError(
             f"Pack {where} has {len(stored)} bytes instead of {ref.size_bytes}."
         )
+    stored = memoryview(stored)
     frames = decode_table(
-        stored[: len(HEAD)],
-        stored[-table_bytes(ref.frame_count) :],
+        bytes(stored[: len(HEAD)]),
+        bytes(stored[-table_bytes(ref.frame_count) :]),
         size_bytes=ref.size_bytes,
         frame_count=ref.frame_count,
         sealed=ref.table_seal,
         where=where,
     )
-    body = memoryview(stored)[int(frames.offset[0]) : int(frames.offset[-1])]
+    body = stored[int(frames.offset[0]) : int(frames.offset[-1])]
     for frame in _damaged(body, frames, 0, len(frames)).tolist():
         raise CorruptionError(f"Frame {frame} of pack {where} does not match its digest.")
     return frames
