@@ -29,6 +29,8 @@ class Flushing:
         grace_s: what the agent takes at most to scavenge when it is asked to end.
         idle_s: how long the agent stays without anything to do.
         nice: how far the agent steps back behind the computation: 0 (not at all) to 19.
+        consolidate: whether the agent consolidates checkpoints that have arrived and stay, see
+            `ckptflow.policy.consolidation`. Without an agent nobody does unless asked.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -42,6 +44,7 @@ class Flushing:
     grace_s: float = 30.0
     idle_s: float = 60.0
     nice: int = 10
+    consolidate: bool = True
 
     def __post_init__(self) -> None:
         ranges = {

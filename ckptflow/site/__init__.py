@@ -128,6 +128,7 @@ class FlushModel(Strict):
     grace_s: Annotated[Seconds, Field(alias="grace")] = Flushing().grace_s
     idle_s: Annotated[Seconds, Field(alias="idle")] = Flushing().idle_s
     nice: Annotated[int, Field(ge=0, le=NICE_MAX)] = Flushing().nice
+    consolidate: bool = Flushing().consolidate
 
     @property
     def options(self) -> Flushing:
