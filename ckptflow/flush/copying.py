@@ -23,7 +23,7 @@ from ckptflow.errors import (
     NotFoundError,
     TierError,
 )
-from ckptflow.flush.limits import Bandwidth, Buffers, ByteBudget
+from ckptflow.flush.limits import Bandwidth, Buffers, ByteBudget, step_back
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.guards import hold
@@ -48,11 +48,19 @@ class Transport:
         budget: memory for them.
         bandwidth: how fast.
         name: of the threads.
+        nice: how far the threads step back behind others.
     """
 
     def __init__(
-        self, *, streams: int, budget: ByteBudget, bandwidth: Bandwidth, name: str = "pack"
+        self,
+        *,
+        streams: int,
+        budget: ByteBudget,
+        bandwidth: Bandwidth,
+        name: str = "pack",
+        nice: int = 0,
     ) -> None:
+        self._nice = nice
         self.budget, self.bandwidth = budget, bandwidth
         self.buffers = Buffers(budget.budget_bytes)
         self._streams, self._name = streams, f"ckptflow-flush-{name}"
@@ -109,6 +117,7 @@ class Transport:
                 thread.start()
 
     def _work(self) -> None:
+        step_back(self._nice)
         while (move := self._moves.get()) is not None:
             move()
 

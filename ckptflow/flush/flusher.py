@@ -141,8 +141,11 @@ class Flusher:
                     budget=ByteBudget(self._options.budget_bytes // shares),
                     bandwidth=self._bandwidth,
                     name=target.name,
+                    nice=self._options.nice,
                 )
-                self._lanes[target.name] = Lane(target.name, self._carry)
+                self._lanes[target.name] = Lane(
+                    target.name, self._carry, nice=self._options.nice
+                )
             return self._lanes[target.name]
 
     def _carry(self, flight: Flight) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 
+from ckptflow.flush.limits import step_back
 from ckptflow.flush.requests import Flight
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
@@ -64,10 +65,11 @@ class Lane:
         name: of the tier.
         carry: copies one; called by a thread of the lane, never for one lineage at once. It
             may not raise.
+        nice: how far the threads step back behind others.
     """
 
-    def __init__(self, name: str, carry: Callable[[Flight], None]) -> None:
-        self._name, self._carry = name, carry
+    def __init__(self, name: str, carry: Callable[[Flight], None], *, nice: int = 0) -> None:
+        self._name, self._carry, self._nice = name, carry, nice
         self._queue: list[Flight] = []
         self._active: list[Flight] = []
         self._arrived: dict[LineageId, set[CheckpointId]] = {}
@@ -136,6 +138,7 @@ class Lane:
             thread.join()
 
     def _work(self) -> None:
+        step_back(self._nice)
         while (flight := self._next()) is not None:
             self._carry(flight)
             with self._changed:

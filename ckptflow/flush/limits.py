@@ -1,18 +1,34 @@
-"""What copies may take: so many bytes of memory at once, so many bytes a second.
+"""What copies may take: so many bytes of memory at once, so many a second, and spare cores.
 
 ``tests/unit/test_flush_limits.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
+NICE_MAX = 19
 BURST_S = 1.0  # So much of the bandwidth may be used up at once after a rest.
+
+
+def step_back(nice: int) -> None:
+    """Let this thread alone go behind others: on Linux each has a priority of its own.
+
+    See setpriority(2), "C library/kernel differences". Elsewhere nothing happens. A thread that
+    copies hardly ever holds the lock of the interpreter, so nobody waits for it to get a core.
+    """
+    if nice and sys.platform == "linux":
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            now = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, min(NICE_MAX, now + nice))
 
 
 class ByteBudget:
@@ -32,7 +48,7 @@ class ByteBudget:
         """Bytes that are given out now."""
         return self._held_bytes
 
-    @contextmanager
+    @contextlib.contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Wait until there is room for ``size_bytes``, and hold them while entered."""
         turn = object()
@@ -77,7 +93,7 @@ class Buffers:
         """Bytes that are kept and that nobody uses."""
         return sum(len(one) for one in self._free)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lend(self, size_bytes: int) -> Iterator[memoryview]:
         """Give memory of ``size_bytes``, of whatever content, while entered."""
         memory, works = self._take(size_bytes), False

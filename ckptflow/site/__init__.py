@@ -24,7 +24,8 @@ from pydantic import (
 
 from ckptflow.data.fit import ABSENT
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
-from ckptflow.flush.options import NICE_MAX, STREAMS_MAX, Flushing
+from ckptflow.flush.limits import NICE_MAX
+from ckptflow.flush.options import STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import retention_by_tier

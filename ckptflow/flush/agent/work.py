@@ -58,7 +58,8 @@ class Work:
 
     def __init__(self, folder: Path, tiers: Sequence[Tier], options: Flushing) -> None:
         self._folder, self._tiers = folder, tuple(tiers)
-        self._options = replace(options, retry_s=max(options.retry_s, RETRY_S))
+        # The process has stepped back as a whole.
+        self._options = replace(options, retry_s=max(options.retry_s, RETRY_S), nice=0)
         self._ledger = Ledger(folder)
         self._entries: dict[str, Entry] = {}  # By name: all that is on its way or waits.
         self._followers: dict[str, list[Follower]] = {}
