@@ -292,6 +292,9 @@ def test_an_agent_is_of_nobody_s_session_and_keeps_nothing_open(place: Place) ->
     files = {name: mode for name, mode in modes.items() if mode not in {0o600, 0o700}}
     assert files == {}
     assert agent.nice() >= 10
+    autogroup = Path(f"/proc/{agent.pid}/autogroup")
+    if autogroup.exists():  # Else being nice counts against all others.
+        assert autogroup.read_text().split("nice ")[1].strip() == "10"
     task.kill()
     assert agent.is_running()
 
