@@ -450,6 +450,21 @@ def test_asked_to_end_it_saves_what_it_can_and_leaves_the_rest_to_the_next(
     assert place.steps("far")[-1] == 3
 
 
+def test_a_tier_that_is_away_for_long_is_told_at_the_end_of_the_run(place: Place) -> None:
+    """The task goes on, its ticket waits; the run names what is not safe yet, and why."""
+    task = begun(place)
+    place.shut()
+    task.tell("save")
+    until(lambda: place.states().get(2) == "waiting", "the first try")
+    assert task.tell("close") == "closed"
+    (told,) = wait_for_run(place.tiers, "exp", 0.01, options=Flushing())
+    assert "exp/task step 2 (attempt 1) to tier 'far' is still on its way: " in told
+    assert "did not reach tier 'far' (level 4): Cannot" in told
+    place.open()
+    assert task.tell("wait") == "far 2"
+    assert wait_for_run(place.tiers, "exp", LONG_S, options=Flushing()) == []
+
+
 @pytest.mark.slow
 def test_waiting_for_one_checkpoint(place: Place) -> None:
     task = begun(place)

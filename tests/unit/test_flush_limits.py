@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptflow.flush.limits import Bandwidth, Buffers, ByteBudget
+from ckptflow.flush.limits import NICE_MAX, Bandwidth, Buffers, ByteBudget, step_back
 
 
 class Clock:
@@ -141,3 +143,19 @@ def test_no_more_memory_is_kept_than_was_said(sizes: list[int]) -> None:
         with buffers.lend(size) as data:
             assert len(data) == size
         assert buffers.free_bytes <= 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_a_thread_steps_back_alone() -> None:
+    before, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
+
+    def work() -> None:
+        for nice in (0, 3, 1000):
+            step_back(nice)
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before, before + 3, NICE_MAX]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

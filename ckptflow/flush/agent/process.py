@@ -75,9 +75,8 @@ def run_agent(
 def _step_back(nice: int) -> None:
     """Let the computation go first, as far as the system allows.
 
-    Where sessions are groups of their own, the agent's would get as much of the cores as that of
-    the task, however nice its members are among each other: see sched(7), "The autogroup
-    feature".
+    Where each session is a group of its own, the agent's would get as much of the cores as
+    the task's, however nice its members are: see sched(7), "The autogroup feature".
     """
     with contextlib.suppress(OSError):
         os.nice(nice)

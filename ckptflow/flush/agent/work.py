@@ -156,7 +156,7 @@ class Work:
             awaited: whether these very checkpoints are wanted, none is to be skipped.
 
         Returns:
-            What is still on its way, and what has failed.
+            What is still on its way, with what keeps it there; and what has failed.
         """
 
         def left() -> list[Entry]:
@@ -171,7 +171,16 @@ class Work:
             self._changed.wait_for(lambda: not left(), timeout_s)
             pending = left()
             self.unfollow(heard)
+        pending = [replace(entry, error=self._obstacle(entry)) for entry in pending]
         return pending, [entry for entry in self._ledger.failures() if is_meant(entry)]
+
+    def _obstacle(self, entry: Entry) -> str:
+        """Return why a copy that is on its way has not arrived, if that is known."""
+        wanted = (str(entry.lineage), entry.id.step, entry.id.attempt, entry.target, "waiting")
+        for one in self._flusher.progress():
+            if (one.lineage, one.step, one.attempt, one.target, one.state) == wanted:
+                return one.error or ""
+        return ""
 
     def unfollow(self, follower: Follower) -> None:
         """Forget somebody who was told of entries."""

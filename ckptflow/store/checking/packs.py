@@ -115,7 +115,9 @@ class PackChecker:
         return end - begin, first + _damaged(stored, frames, first, last)
 
 
-def check_pack(stored: bytes | memoryview, ref: PackRef, *, where: str) -> FrameTable:
+def check_pack(
+    stored: bytes | bytearray | memoryview, ref: PackRef, *, where: str
+) -> FrameTable:
     """Compare the bytes of a whole pack with what its manifest says of it; return its table.
 
     Other threads go on meanwhile: digests are made without the lock of the interpreter, and
