@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptflow.flush.limits import NICE_MAX, Bandwidth, Buffers, ByteBudget, step_back
+from ckptflow.flush.limits import (
+    FREE_MAX,
+    NICE_MAX,
+    Bandwidth,
+    Buffers,
+    ByteBudget,
+    step_back,
+)
 
 
 class Clock:
@@ -143,6 +150,7 @@ def test_no_more_memory_is_kept_than_was_said(sizes: list[int]) -> None:
         with buffers.lend(size) as data:
             assert len(data) == size
         assert buffers.free_bytes <= 200
+        assert len(buffers._free) <= FREE_MAX
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
