@@ -366,7 +366,13 @@ class Writer:
             for target in targets:
                 done = partial(self._flushed, request.ticket, target, manifest.id)
                 self._flusher.submit(
-                    FlushRequest(manifest, target, done, self._retention[target.name])
+                    FlushRequest(
+                        manifest,
+                        target,
+                        done,
+                        self._retention[target.name],
+                        kept_elsewhere=self._retention,
+                    )
                 )
         self._prune_by_runner(tier)
         for full in self._health.full(self._lineage.tiers):  # Old ones may go meanwhile.

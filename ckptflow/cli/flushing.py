@@ -140,12 +140,14 @@ def _status(tiers: list[Tier]) -> dict[str, Any]:
             "agent": None,
             "progress": [{**entry.as_json(), "state": "pending"} for entry in pending],
             "failures": [entry.as_json() for entry in ledger.failures()] if ledger else [],
+            "consolidations": [],
         }
     agent_facts = {"pid": answer["pid"], "since": answer["since"], "log": str(folder / LOG)}
     return {
         "agent": agent_facts,
         "progress": answer["progress"],
         "failures": answer["failures"],
+        "consolidations": answer["consolidations"],
     }
 
 
@@ -160,6 +162,16 @@ def _print_status(console: Console, document: dict[str, Any]) -> None:
     console.print(f"{left} on their way, {len(document['failures'])} failed")
     for failure in document["failures"]:
         console.print(f"failed: {failure['error']}", markup=False)
+    for one in document["consolidations"]:
+        console.print(_consolidation(one), markup=False)
+
+
+def _consolidation(one: dict[str, Any]) -> str:
+    what = f"{one['lineage']}@{one['step']}.{one['attempt']} on tier {one['tier']!r}"
+    if one["error"]:
+        return f"not consolidated: {what}: {one['error']}"
+    packs = f"{one['packs_before']} -> {one['packs_after']} packs"
+    return f"consolidated: {what}, {packs}, wrote {format_bytes(one['written_bytes'])}"
 
 
 _LEFT = ("queued", "copying", "waiting", "pending")

@@ -23,7 +23,7 @@ from ckptflow.errors import (
     NotFoundError,
     TierError,
 )
-from ckptflow.flush.limits import Bandwidth, ByteBudget
+from ckptflow.flush.limits import Bandwidth, Buffers, ByteBudget, step_back
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.guards import hold
@@ -48,12 +48,21 @@ class Transport:
         budget: memory for them.
         bandwidth: how fast.
         name: of the threads.
+        nice: how far the threads step back behind others.
     """
 
     def __init__(
-        self, *, streams: int, budget: ByteBudget, bandwidth: Bandwidth, name: str = "pack"
+        self,
+        *,
+        streams: int,
+        budget: ByteBudget,
+        bandwidth: Bandwidth,
+        name: str = "pack",
+        nice: int = 0,
     ) -> None:
+        self._nice = nice
         self.budget, self.bandwidth = budget, bandwidth
+        self.buffers = Buffers(budget.budget_bytes)
         self._streams, self._name = streams, f"ckptflow-flush-{name}"
         self._moves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -87,8 +96,13 @@ class Transport:
         if failures:
             raise failures[0]
 
+    def rest(self) -> None:
+        """Give memory back: there is nothing to do now."""
+        self.buffers.release()
+
     def close(self) -> None:
         """End the threads."""
+        self.rest()
         with self._lock:
             for _ in self._threads:
                 self._moves.put(None)
@@ -103,6 +117,7 @@ class Transport:
                 thread.start()
 
     def _work(self) -> None:
+        step_back(self._nice)
         while (move := self._moves.get()) is not None:
             move()
 
@@ -229,20 +244,21 @@ class _Copy:
 
     def _copy(self, pack: PackRef) -> None:
         if self._transport is None:
-            self._move(pack)
+            self._move(pack, memoryview(bytearray(pack.size_bytes)))
             return
         with self._transport.budget.hold(pack.size_bytes):
             self._transport.bandwidth.take(pack.size_bytes, self._cancelled.wait)
             self._check_cancelled()
-            self._move(pack)
+            with self._transport.buffers.lend(pack.size_bytes) as data:
+                self._move(pack, data)
 
-    def _move(self, pack: PackRef) -> None:
+    def _move(self, pack: PackRef, data: memoryview) -> None:
         """Put what the first source with a sound copy has."""
         key = f"{self._lineage.prefix}/{pack.key}"
         failures: list[CheckpointError] = []
         for source in self._sources:
             try:
-                data = source.get(key)
+                source.read_into(key, data)
                 check_pack(data, pack, where=f"{key!r} on tier {source.name!r}")
             except (NotFoundError, TierError, CorruptionError) as error:
                 failures.append(error)

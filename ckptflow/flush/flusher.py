@@ -141,8 +141,11 @@ class Flusher:
                     budget=ByteBudget(self._options.budget_bytes // shares),
                     bandwidth=self._bandwidth,
                     name=target.name,
+                    nice=self._options.nice,
                 )
-                self._lanes[target.name] = Lane(target.name, self._carry)
+                self._lanes[target.name] = Lane(
+                    target.name, self._carry, nice=self._options.nice
+                )
             return self._lanes[target.name]
 
     def _carry(self, flight: Flight) -> None:
@@ -161,6 +164,8 @@ class Flusher:
         except Exception as error:  # noqa: BLE001 - the boundary of this thread
             failure = FlushError(f"A flush to {request.target.name!r} broke: {error!r}")
             failure.__cause__ = error
+        if self._lanes[request.target.name].flights() == [flight]:
+            self._transports[request.target.name].rest()
         if failure is not None:
             self._fail(flight, failure)
         else:

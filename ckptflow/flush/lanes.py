@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 
+from ckptflow.flush.limits import step_back
 from ckptflow.flush.requests import Flight
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
@@ -49,7 +50,7 @@ def is_superseded(
     only if the newest is all that is kept.
     """
     if retention is None or retention.newest is None:
-        return False
+        return False  # Limits of count or bytes decide when it is there, and never keep more.
     if retention.every_steps is not None or retention.best is not None:
         return False
     newer = [one for one in arrived if one.step > checkpoint.step]
@@ -64,10 +65,11 @@ class Lane:
         name: of the tier.
         carry: copies one; called by a thread of the lane, never for one lineage at once. It
             may not raise.
+        nice: how far the threads step back behind others.
     """
 
-    def __init__(self, name: str, carry: Callable[[Flight], None]) -> None:
-        self._name, self._carry = name, carry
+    def __init__(self, name: str, carry: Callable[[Flight], None], *, nice: int = 0) -> None:
+        self._name, self._carry, self._nice = name, carry, nice
         self._queue: list[Flight] = []
         self._active: list[Flight] = []
         self._arrived: dict[LineageId, set[CheckpointId]] = {}
@@ -136,6 +138,7 @@ class Lane:
             thread.join()
 
     def _work(self) -> None:
+        step_back(self._nice)
         while (flight := self._next()) is not None:
             self._carry(flight)
             with self._changed:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckptflow.errors import ConfigError
+from ckptflow.flush.limits import NICE_MAX
 from ckptflow.units import MIB
 
 STREAMS_MAX = 64
-NICE_MAX = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,10 @@ class Flushing:
             nobody waits, tries for longer: see `ckptflow.flush.agent.server.RETRY_S`.
         grace_s: what the agent takes at most to scavenge when it is asked to end.
         idle_s: how long the agent stays without anything to do.
-        nice: how far the agent steps back behind the computation: 0 (not at all) to 19.
+        nice: how far the agent, or the threads of the task that copy, step back behind the
+            computation: 0 (not at all) to 19.
+        consolidate: whether the agent consolidates checkpoints that have arrived and stay, see
+            `ckptflow.policy.consolidation`. Without an agent nobody does unless asked.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -42,6 +45,7 @@ class Flushing:
     grace_s: float = 30.0
     idle_s: float = 60.0
     nice: int = 10
+    consolidate: bool = True
 
     def __post_init__(self) -> None:
         ranges = {

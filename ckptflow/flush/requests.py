@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +29,8 @@ class FlushRequest:
         target: where it goes.
         on_done: called when it is durable there (``None``), or has failed.
         retention: what is kept on the target.
+        kept_elsewhere: what is kept on other tiers, by name, for an agent, which prunes them
+            when the task has gone.
         is_awaited: tells whether anybody waits for this very checkpoint. If nobody does, and
             the target would not keep it beside newer ones that have arrived, it is skipped.
     """
@@ -38,6 +40,7 @@ class FlushRequest:
     on_done: Callable[[CheckpointError | None], None]
     retention: Retention | None = None
     is_awaited: Callable[[], bool] = _always
+    kept_elsewhere: Mapping[str, Retention] = field(default_factory=dict)
 
     @property
     def lineage(self) -> LineageId:

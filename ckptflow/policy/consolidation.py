@@ -8,13 +8,19 @@ bytes, consolidating pays. ``tests/unit/test_consolidation_policy.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ckptflow.model import CheckpointId
+from ckptflow.policy.retention import Retention
 from ckptflow.units import MIB, format_bytes
 
 COST_RATIO_MAX = 1.3  # Of a restore to that of a full checkpoint of the same state.
 DEAD_SHARE_MAX = 0.5  # Of the bytes of its packs that nothing in it needs.
 DEAD_BYTES_MIN = 64 * MIB  # Less is not worth the work, whatever its share.
+
+QUIET_S = 600.0  # Nothing new for so long, at least,
+QUIET_GAPS = 4.0  # and for so many times the last pause: nothing seems to follow.
 
 # Orders of magnitude, of a request and its answer, by the level of a tier; and of reading.
 _OPEN_S = {0: 1e-5, 1: 2e-4, 2: 1e-3, 3: 2e-3}
@@ -93,3 +99,37 @@ def judge(shape: Shape, *, level: int) -> Verdict:
         return Verdict(worth=True, reasons=tuple(reasons))
     good = f"a restore costs {ratio:.2f} times a full one, at most {COST_RATIO_MAX:g}: {work}"
     return Verdict(worth=False, reasons=(good,))
+
+
+def quiet_after_s(gap_s: float) -> float:
+    """Return after how many seconds without a new checkpoint none is to be expected.
+
+    Args:
+        gap_s: how long the last one took to come after the one before.
+    """
+    return max(QUIET_S, QUIET_GAPS * gap_s)
+
+
+def to_judge(
+    there: Sequence[CheckpointId], retention: Retention, *, rests: bool
+) -> list[CheckpointId]:
+    """Return which checkpoints of a lineage on a tier may be worth it without being asked for.
+
+    Those that stay for long: what rules keep besides the newest, and the newest itself once no
+    other is to be expected. Before, the next copy would bring the older packs again. Others go
+    soon, or share most of their packs with their neighbours: where all are kept, or as many
+    bytes as there is room for, one after the other would be made a full one.
+
+    Args:
+        there: all that are there after a prune and are not void, the newest first.
+        retention: what is kept there.
+        rests: whether no other is to be expected.
+    """
+    newest = list(there[:1]) if rests else []
+    return [*newest, *there[retention.newest :]] if judges_kept(retention) else newest
+
+
+def judges_kept(retention: Retention) -> bool:
+    """Tell whether `to_judge` ever names any but the newest."""
+    has_rules = retention.every_steps is not None or retention.best is not None
+    return has_rules and retention.newest is not None and retention.size_bytes is None

@@ -26,7 +26,8 @@ from pydantic import (
 from ckptflow.checkpointer.health import CheckpointWarning
 from ckptflow.data.fit import ABSENT
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
-from ckptflow.flush.options import NICE_MAX, STREAMS_MAX, Flushing
+from ckptflow.flush.limits import NICE_MAX
+from ckptflow.flush.options import STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import retention_by_tier
@@ -131,6 +132,7 @@ class FlushModel(Strict):
     grace_s: Annotated[Seconds, Field(alias="grace")] = Flushing().grace_s
     idle_s: Annotated[Seconds, Field(alias="idle")] = Flushing().idle_s
     nice: Annotated[int, Field(ge=0, le=NICE_MAX)] = Flushing().nice
+    consolidate: bool = Flushing().consolidate
 
     @property
     def options(self) -> Flushing:

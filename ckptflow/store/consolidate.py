@@ -77,6 +77,7 @@ def consolidate(
     force: bool = False,
     note: Callable[[str], None] = lambda _text: None,
     nonce: Callable[[], str] = lambda: secrets.token_hex(4),
+    pace: Callable[[int], None] = lambda _bytes: None,
 ) -> Consolidation:
     """Consolidate a checkpoint on a tier, if that is worth it.
 
@@ -90,6 +91,8 @@ def consolidate(
         force: do it even if it is not worth it, as long as it changes anything.
         note: told of every copy that was skipped.
         nonce: draws 8 hex digits for the key of each pack.
+        pace: called with the bytes that are to be read or written next; may wait. What it
+            raises ends the consolidation, and the checkpoint is as it was.
 
     Raises:
         NotFoundError: the checkpoint is not on the tier, or was deleted meanwhile.
@@ -105,10 +108,10 @@ def consolidate(
         if not verdict.worth and not (force and shape.can_improve):
             return unchanged
         others = [other for other in lineage.tiers if other is not tier]
-        with PartialReader([tier, *others], old, note=note) as reader:
-            new, packs = _rewritten(tier, old, reader, nonce)
+        with PartialReader([tier, *others], old, note=note, before_read=pace) as reader:
+            new, packs = _rewritten(tier, old, reader, nonce, pace)
         try:
-            with PartialReader([tier], new, note=note) as reader:
+            with PartialReader([tier], new, note=note, before_read=pace) as reader:
                 reader.check_roots()
             manifest_file.check_extents(new)
             if lineage.manifest_on(tier, checkpoint).packs != old.packs:
@@ -156,7 +159,11 @@ def _layers(manifest: Manifest) -> list[Layers]:
 
 
 def _rewritten(
-    tier: Tier, old: Manifest, reader: PartialReader, nonce: Callable[[], str]
+    tier: Tier,
+    old: Manifest,
+    reader: PartialReader,
+    nonce: Callable[[], str],
+    pace: Callable[[int], None],
 ) -> tuple[Manifest, list[PackRef]]:
     """Put the new packs; return the manifest that names them, and them."""
     layers = _layers(old)
@@ -170,6 +177,7 @@ def _rewritten(
         for number, frames in enumerate(new_packs(plan, chosen.encodings, reader)):
             digests = [digest.digest(frame.stored) for frame in frames]
             pack, parts = joined(frames, digests, old.id.pack_key(number, nonce()))
+            pace(pack.size_bytes)
             tier.put(f"{old.lineage.prefix}/{pack.key}", parts)
             packs.append(pack)
     except BaseException:

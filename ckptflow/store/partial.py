@@ -38,6 +38,7 @@ class PartialReader:
         tiers: where copies of its packs may lie, the preferred first.
         manifest: the checkpoint.
         note: told, in a sentence, of every copy that was skipped and why.
+        before_read: called with the bytes of each part before it is read.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class PartialReader:
         manifest: Manifest,
         *,
         note: Callable[[str], None] = lambda _text: None,
+        before_read: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
+        self._before_read = before_read
         self.manifest, self._layers = manifest, manifest.region_layers()
         self._packs = [Pack(tiers, manifest.lineage, ref, note) for ref in manifest.packs]
         threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)))
@@ -79,6 +82,7 @@ class PartialReader:
         Raises:
             CorruptionError: some frame has no sound copy.
         """
+        self._before_read(int(length.sum()))
         shifted, tables, entries = np.empty(len(start), np.uint64), [], []
         numbers = np.unique(region).tolist()
         for number in numbers:

@@ -119,9 +119,9 @@ class PosixTier:
         """See `Tier.get`."""
         with self._translated("read", key), self._opened(key) as descriptor:
             left = max(0, os.fstat(descriptor).st_size - start_bytes)
-            data = bytearray(left if size_bytes is None else min(size_bytes, left))
-            filled = _read_full(descriptor, memoryview(data), start_bytes)
-        return bytes(memoryview(data)[:filled])
+            return _read_some(
+                descriptor, left if size_bytes is None else min(size_bytes, left), start_bytes
+            )
 
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
         """See `Tier.read_into`."""
@@ -272,6 +272,18 @@ class PosixTier:
         if error.errno in _DENIED:
             return TierDenied(f"May not {where}: {reason}. Mend the rights of the folder.")
         return TierUnavailable(f"Cannot {where}: {reason}.")
+
+
+def _read_some(descriptor: int, size_bytes: int, start_bytes: int) -> bytes:
+    """Return up to so many bytes, read into place: joining holds up all other threads."""
+    pieces: list[bytes] = []
+    while size_bytes and (
+        piece := os.pread(descriptor, min(size_bytes, _READ_BYTES_MAX), start_bytes)
+    ):
+        pieces.append(piece)
+        start_bytes += len(piece)
+        size_bytes -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _read_full(descriptor: int, view: memoryview, start_bytes: int) -> int:

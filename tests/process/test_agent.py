@@ -22,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from agent_task import state_of, tiers_in
+from agent_task import drifting_state_of, state_of, tiers_in
 
 from ckptflow.errors import CheckpointError, FlushError, TierUnavailable
 from ckptflow.flush import Flushing
@@ -33,7 +33,9 @@ from ckptflow.flush.agent.ledger import Ledger, in_flight_of
 from ckptflow.flush.agent.protocol import connect
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.resume import read_state
+from ckptflow.store.consolidate import plan_consolidation
+from ckptflow.store.resume import read_state, restore_newest
+from ckptflow.tiers.metered import MeteredTier
 from ckptflow.workflow import leftovers
 
 PROGRAM = Path(__file__).with_name("agent_task.py")
@@ -51,7 +53,9 @@ def until(is_so: Callable[[], object], what: str) -> None:
 class Task:
     """One process of a task."""
 
-    def __init__(self, folder: Path, task: str = "task", **flushing: object) -> None:
+    def __init__(
+        self, folder: Path, task: str = "task", *words: str, **flushing: object
+    ) -> None:
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -61,6 +65,7 @@ class Task:
                 str(folder),
                 task,
                 json.dumps(flushing),
+                *words,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -98,8 +103,8 @@ class Place:
         self.site, self.away = root / "site", root / "site.away"
         self.tasks: list[Task] = []
 
-    def task(self, name: str = "task", **flushing: object) -> Task:
-        self.tasks.append(Task(self.root, name, **flushing))
+    def task(self, name: str = "task", *words: str, **flushing: object) -> Task:
+        self.tasks.append(Task(self.root, name, *words, **flushing))
         return self.tasks[-1]
 
     def shut(self) -> None:
@@ -287,6 +292,9 @@ def test_an_agent_is_of_nobody_s_session_and_keeps_nothing_open(place: Place) ->
     files = {name: mode for name, mode in modes.items() if mode not in {0o600, 0o700}}
     assert files == {}
     assert agent.nice() >= 10
+    autogroup = Path(f"/proc/{agent.pid}/autogroup")
+    if autogroup.exists():  # Else being nice counts against all others.
+        assert autogroup.read_text().split("nice ")[1].strip() == "10"
     task.kill()
     assert agent.is_running()
 
@@ -330,6 +338,33 @@ def test_an_agent_with_nothing_to_do_costs_nothing(place: Place) -> None:
     used_s = after.user + after.system - before.user - before.system
     assert used_s <= 0.05 * passed_s
     task.kill()
+
+
+def test_a_restore_costs_as_much_after_twenty_deltas_as_after_one(place: Place) -> None:
+    """What it opens and reads on the far tier, when the agent has looked after it."""
+    task = place.task("task", "drifting")
+    assert task.tell("saves") == "saved 20"
+    assert task.tell("wait") == "far 20"
+    lineage = Lineage(place.tiers, LineageId("exp", "task"))
+    far = next(tier for tier in place.tiers if tier.name == "far")
+    before = lineage.manifest_on(far, CheckpointId(20, 1))
+    assert len(before.packs) > 10
+    assert task.tell("close") == "closed"
+    task.kill()
+    until(lambda: ask(place.folder, "status")["consolidations"], "the consolidation")
+    (told,) = ask(place.folder, "status")["consolidations"]
+    assert (told["step"], told["tier"], told["error"]) == (20, "far", None)
+
+    outcome = plan_consolidation(lineage, far, CheckpointId(20, 1))
+    assert not outcome.verdict.worth
+    assert outcome.before.packs <= 2
+    metered = MeteredTier(far)
+    restored = restore_newest(Lineage([metered], lineage.id), None)
+    expected = drifting_state_of(20)
+    assert restored.state["state"]["w"].tobytes() == expected["w"].tobytes()
+    assert metered.read_bytes <= 1.3 * expected["w"].nbytes
+    # The inner tier, too, has what the task kept and no more.
+    until(lambda: place.listed("inner") == [19, 20], "the prune of the inner tier")
 
 
 @pytest.mark.slow
@@ -413,6 +448,21 @@ def test_asked_to_end_it_saves_what_it_can_and_leaves_the_rest_to_the_next(
     place.open()
     assert wait_for_run(place.tiers, "exp", LONG_S, options=Flushing()) == []
     assert place.steps("far")[-1] == 3
+
+
+def test_a_tier_that_is_away_for_long_is_told_at_the_end_of_the_run(place: Place) -> None:
+    """The task goes on, its ticket waits; the run names what is not safe yet, and why."""
+    task = begun(place)
+    place.shut()
+    task.tell("save")
+    until(lambda: place.states().get(2) == "waiting", "the first try")
+    assert task.tell("close") == "closed"
+    (told,) = wait_for_run(place.tiers, "exp", 0.01, options=Flushing())
+    assert "exp/task step 2 (attempt 1) to tier 'far' is still on its way: " in told
+    assert "did not reach tier 'far' (level 4): Cannot" in told
+    place.open()
+    assert task.tell("wait") == "far 2"
+    assert wait_for_run(place.tiers, "exp", LONG_S, options=Flushing()) == []
 
 
 @pytest.mark.slow

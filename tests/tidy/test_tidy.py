@@ -48,6 +48,7 @@ EMPTY_NAMES = {
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/runners.py",
     "ckptflow/checkpointer/writer.py",
+    "ckptflow/flush/agent/upkeep.py",
     "ckptflow/flush/copying.py",
     "ckptflow/flush/flusher.py",
     "ckptflow/tiers/foreign_errors.py",

@@ -18,6 +18,7 @@ import pytest
 from ckptflow.errors import CheckpointError, FlushError, TierFull, TierUnavailable
 from ckptflow.flush import Flusher, Flushing, FlushRequest
 from ckptflow.flush.agent import client as clients
+from ckptflow.flush.agent.asking import ask
 from ckptflow.flush.agent.client import AgentFlusher, open_flusher
 from ckptflow.flush.agent.folder import make_agent_folder, prune_lock_path, try_lock
 from ckptflow.flush.agent.protocol import connect
@@ -221,6 +222,10 @@ def test_an_agent_that_takes_nothing_is_not_waited_for_for_ever(
     assert done.error is None
     assert steps_on(pfs) == [1]
     go_on.set()
+    for thread in threading.enumerate():  # The agent takes it in the end.
+        if thread.name == "ckptflow-client":
+            thread.join(LONG_S)
+    ask(flusher.folder, "wait", timeout_s=LONG_S)
 
 
 def test_a_failure_comes_with_the_kind_of_its_cause(disk, pfs, serve) -> None:

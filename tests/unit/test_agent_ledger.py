@@ -41,6 +41,15 @@ def test_an_entry_is_read_as_it_was_written(retention: str) -> None:
     assert Entry.of(json.loads(json.dumps(whole.as_json()))) == whole
 
 
+def test_what_is_kept_elsewhere_goes_with_it() -> None:
+    rules = tuple((name, parse_retention(keep)) for name, keep in (("a", "3"), ("b", "all")))
+    one = entry(4, elsewhere=rules)
+    assert Entry.of(one.as_json()) == one
+    fields = {**one.as_json(), "elsewhere": ["a"]}
+    with pytest.raises(ConfigError, match="no request for a copy"):
+        Entry.of(fields)
+
+
 def test_failures_are_kept_until_the_same_is_asked_for_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for step in (1, 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,9 @@ from ckptflow.flush.agent.work import Work
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.consolidate import plan_consolidation
 from ckptflow.store.descriptor import ensure_store, store_id
+from ckptflow.store.resume import restore_newest
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.tier import Tier
@@ -212,6 +215,38 @@ def test_the_tier_is_pruned_by_the_retention_of_the_request(
     assert steps_on(far) == [4, 5]
 
 
+def test_when_its_task_has_gone_a_lineage_is_looked_after(
+    near: MemoryTier, far: MemoryTier, begin: Callable[..., Work]
+) -> None:
+    """The newest is consolidated far away, and on the inner tier what is not kept goes."""
+    work, task = begin(near, far), Follower()
+    for step in range(1, 6):
+        one = replace(entry(step), elsewhere=(("near", Retention(newest=1)),))
+        task.over.clear()
+        work.take(one, follower=task)
+        assert task.over.wait(LONG_S)
+    assert steps_on(near) == [1, 2, 3, 4, 5]
+    work.unfollow(task)
+    until(lambda: not work.busy)
+    assert steps_on(near) == [5]
+    assert [one.step for one in work.upkept()] == [5]
+    lineage = Lineage([far], LINEAGE)
+    assert not plan_consolidation(lineage, far, CheckpointId(5, 1)).verdict.worth
+    restored = restore_newest(lineage, None)
+    assert (
+        restored.state["w"].tobytes() == np.random.default_rng(5).standard_normal(300).tobytes()
+    )
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(int(LONG_S / 0.005)):
+        if is_so():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it did not happen")
+
+
 def test_an_attempt_that_was_overtaken_prunes_nothing(
     near: MemoryTier, far: MemoryTier, begin: Callable[..., Work]
 ) -> None:
@@ -276,7 +311,7 @@ def _flushed(near: MemoryTier, far: Tier, folder: Path) -> None:
     before = threading.excepthook
     threading.excepthook = lambda what: died.append(what.exc_value)
     try:
-        work = Work(folder, [near, far], Flushing())
+        work = Work(folder, [near, far], Flushing(consolidate=False))
         ledger = Ledger(folder)
         if not ledger.pending():
             ledger.add(entry(3))

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from ckptflow.policy.consolidation import COST_RATIO_MAX, Shape, cost_ratio, judge
+from ckptflow.model import CheckpointId
+from ckptflow.policy.consolidation import (
+    COST_RATIO_MAX,
+    QUIET_S,
+    Shape,
+    cost_ratio,
+    judge,
+    quiet_after_s,
+    to_judge,
+)
+from ckptflow.policy.retention import parse_retention
 from ckptflow.units import GIB, MIB
 
 FULL = Shape(
@@ -75,3 +85,30 @@ def test_no_bytes_at_all() -> None:
         dead_bytes=0,
     )
     assert not judge(empty, level=4).worth
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ("2", []),
+        ("newest=2,every=10", [3, 2, 1]),
+        ("newest=2,best=loss:min", [3, 2, 1]),
+        ("all", []),
+        ("newest=all,every=10", []),
+        ("count=5", []),
+        ("newest=2,every=10,bytes=1GB", []),
+    ],
+)
+@pytest.mark.parametrize("rests", [False, True])
+def test_those_that_stay_are_judged_and_the_newest_when_it_rests(
+    keep: str, kept: list[int], *, rests: bool
+) -> None:
+    there = [CheckpointId(step, 1) for step in (5, 4, 3, 2, 1)]
+    judged = [one.step for one in to_judge(there, parse_retention(keep), rests=rests)]
+    assert judged == [*([5] if rests else []), *kept]
+    assert to_judge([], parse_retention(keep), rests=rests) == []
+
+
+def test_it_rests_when_it_has_been_quiet_for_long_against_what_was_usual() -> None:
+    assert quiet_after_s(0.0) == quiet_after_s(QUIET_S / 10) == QUIET_S
+    assert quiet_after_s(3600.0) > 2 * 3600.0

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptflow.flush.limits import Bandwidth, ByteBudget
+from ckptflow.flush.limits import (
+    FREE_MAX,
+    NICE_MAX,
+    Bandwidth,
+    Buffers,
+    ByteBudget,
+    step_back,
+)
 
 
 class Clock:
@@ -105,3 +115,55 @@ def test_an_error_gives_the_memory_back() -> None:
     except ZeroDivisionError:
         pass
     assert budget.held_bytes == 0
+
+
+def test_memory_is_used_again_and_given_back() -> None:
+    buffers = Buffers(100)
+    with buffers.lend(40) as first:
+        first[:] = b"x" * 40
+        with buffers.lend(40) as second:
+            second[:] = b"y" * 40
+            assert bytes(first) == b"x" * 40
+    assert buffers.free_bytes == 80
+    with buffers.lend(30) as again:
+        assert len(again) == 30
+        assert bytes(again[:1]) in {b"x", b"y"}  # No fresh pages.
+        assert buffers.free_bytes == 40
+    with buffers.lend(70):  # None of them is large enough, and with both it would be too much.
+        assert buffers.free_bytes == 0
+    assert buffers.free_bytes == 70
+    buffers.release()
+    assert buffers.free_bytes == 0
+
+
+def test_memory_of_what_failed_is_not_used_again() -> None:
+    buffers = Buffers(100)
+    with pytest.raises(OSError, match="no answer"), buffers.lend(40):
+        raise OSError("no answer")
+    assert buffers.free_bytes == 0
+
+
+@given(sizes=st.lists(st.integers(0, 300), max_size=50))
+def test_no_more_memory_is_kept_than_was_said(sizes: list[int]) -> None:
+    buffers = Buffers(200)
+    for size in sizes:
+        with buffers.lend(size) as data:
+            assert len(data) == size
+        assert buffers.free_bytes <= 200
+        assert len(buffers._free) <= FREE_MAX
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_a_thread_steps_back_alone() -> None:
+    before, seen = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), []
+
+    def work() -> None:
+        for nice in (0, 3, 1000):
+            step_back(nice)
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before, before + 3, NICE_MAX]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

@@ -170,7 +170,10 @@ def test_what_counts_as_superseded(
     assert is_superseded(CheckpointId(5, 1), retention, there) is superseded
 
 
-def test_a_tier_that_does_not_answer_is_tried_again(near: MemoryTier, opened) -> None:
+def test_a_tier_that_does_not_answer_is_tried_again(
+    near: MemoryTier, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptflow.flush.flusher._FIRST_PAUSE_S", 0.01)
     left = [3]
 
     def fail(operation: str, key: str) -> None:

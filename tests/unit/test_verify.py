@@ -13,7 +13,7 @@ import pytest
 
 from ckptflow import manifest as manifest_file
 from ckptflow.data.pack import FRAME_PLAIN_MAX
-from ckptflow.errors import TierUnavailable
+from ckptflow.errors import CorruptionError, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import verify as verify_module
@@ -24,6 +24,7 @@ from ckptflow.store.save import checkpoint_root, write_checkpoint
 from ckptflow.store.verify import (
     CopyReport,
     Sample,
+    check_pack,
     parse_sample,
     verify,
     verify_lineage,
@@ -125,6 +126,24 @@ def test_every_damaged_frame_is_named(
     assert all(
         "Frame " in text and "does not match its digest" in text for text in report.problems
     )
+
+
+def test_damage_is_found_in_whichever_of_many_frames_of_one_size(save_state: SaveState) -> None:
+    """Those are digested together, so many at a time."""
+    tier = MemoryTier("near", level=1)
+    state = {"w": np.random.default_rng(0).integers(0, 255, 18_300_001, np.uint8)}
+    lineage = save_state(tier, "exp/large", 1, state, chunk_bytes=65536)
+    manifest = lineage.manifest(lineage.checkpoints()[0])
+    (ref,) = manifest.packs
+    assert ref.frame_count > 16
+    data = bytearray(tier.get(f"{lineage.id.prefix}/{ref.key}"))
+    frames = check_pack(memoryview(data), ref, where="there")
+    for number in range(len(frames)):
+        place = int(frames.offset[number + 1]) - 1
+        data[place] ^= 1
+        with pytest.raises(CorruptionError, match=f"Frame {number} of pack there"):
+            check_pack(memoryview(data), ref, where="there")
+        data[place] ^= 1
 
 
 def test_problems_of_all_packs_are_listed(near: MemoryTier) -> None:

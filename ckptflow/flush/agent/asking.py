@@ -72,10 +72,14 @@ def wait_for_run(
             problems = [f"{entry} waits: {error}" for entry in of_run(ledger.pending())]
         else:
             pending = [Entry.of(fields) for fields in answer["pending"]]
-            problems = [f"{entry} is still on its way" for entry in pending]
+            problems = [_unfinished(entry) for entry in pending]
             failed = [Entry.of(fields) for fields in answer["failed"]]
             problems += [entry.error for entry in failed if not entry.reported]
     unreported = [entry for entry in of_run(ledger.failures()) if not entry.reported]
     for entry in unreported:
         ledger.mark_reported(entry)
     return [*problems, *(entry.error for entry in unreported)]
+
+
+def _unfinished(entry: Entry) -> str:
+    return f"{entry} is still on its way" + (f": {entry.error}" if entry.error else "")

@@ -152,7 +152,14 @@ class AgentFlusher:
     def submit(self, request: FlushRequest) -> None:
         """Ask for a copy; ``request.on_done`` is called when it is durable, or has failed."""
         retention = request.retention or Retention(newest=None)
-        entry = Entry(request.lineage, request.id, request.target.name, retention, time.time())
+        entry = Entry(
+            request.lineage,
+            request.id,
+            request.target.name,
+            retention,
+            time.time(),
+            elsewhere=tuple(request.kept_elsewhere.items()),
+        )
         asked = _Asked(request, entry)
         if not self._knows_places(request.target):
             self._by_ourselves(asked)

@@ -40,6 +40,7 @@ class Entry:
         since: when it was asked for, in seconds since 1970.
         error: why it failed; empty while it has not.
         reported: whether somebody who waited for it, or asked for failures, was told.
+        elsewhere: what is kept on other tiers, by name.
     """
 
     lineage: LineageId
@@ -49,6 +50,7 @@ class Entry:
     since: float
     error: str = ""
     reported: bool = False
+    elsewhere: tuple[tuple[str, Retention], ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,6 +70,7 @@ class Entry:
             "since": self.since,
             "error": self.error,
             "reported": self.reported,
+            "elsewhere": {name: str(retention) for name, retention in self.elsewhere},
         }
 
     @classmethod
@@ -86,8 +89,12 @@ class Entry:
                 float(fields["since"]),
                 str(fields.get("error", "")),
                 bool(fields.get("reported", False)),
+                tuple(
+                    (str(name), parse_retention(str(rules)))
+                    for name, rules in fields.get("elsewhere", {}).items()
+                ),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{dict(fields)!r:.200} is no request for a copy.") from error
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ from ckptflow.tiers.tier import Tier
 
 _LINE = "%(asctime)s %(levelname)s %(message)s"
 _LOWEST_OF_BEST_EFFORT = 7
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def run_agent(
@@ -72,8 +73,14 @@ def run_agent(
 
 
 def _step_back(nice: int) -> None:
-    """Let the computation go first, as far as the system allows."""
+    """Let the computation go first, as far as the system allows.
+
+    Where each session is a group of its own, the agent's would get as much of the cores as
+    the task's, however nice its members are: see sched(7), "The autogroup feature".
+    """
     with contextlib.suppress(OSError):
         os.nice(nice)
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text(str(nice))
     with contextlib.suppress(psutil.Error, OSError, AttributeError, ValueError):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_OF_BEST_EFFORT)

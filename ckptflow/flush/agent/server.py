@@ -110,7 +110,7 @@ class Agent:
                 _log.info("scavenged: %s", one)
             for problem in report.problems:
                 _log.warning("scavenging: %s", problem)
-        elif not self._work.busy:
+        elif not self._work.copying:
             self._work.close()
         with self._lock:
             for connection in self._connections:
@@ -196,6 +196,7 @@ class Agent:
             "options": asdict(self._options),
             "progress": [asdict(one) for one in self._work.progress()[:LIST_MAX]],
             "failures": [one.as_json() for one in self._work.failures()[-LIST_MAX:]],
+            "consolidations": [asdict(one) for one in self._work.upkept()],
         }
 
     def _wait(self, message: Message, _client: _Client) -> Message:

@@ -26,12 +26,14 @@ from ckptflow.errors import (
 )
 from ckptflow.flush.agent.folder import held, lease_path, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger
+from ckptflow.flush.agent.upkeep import Upkeep, Upkept
 from ckptflow.flush.copying import GivenUp, manifest_on
 from ckptflow.flush.flusher import Flusher
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import Flight, FlushProgress, FlushRequest
 from ckptflow.flush.scavenge import ScavengeReport, scavenge
 from ckptflow.model import Manifest
+from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import store_id
 from ckptflow.store.prune import prune
@@ -56,7 +58,8 @@ class Work:
 
     def __init__(self, folder: Path, tiers: Sequence[Tier], options: Flushing) -> None:
         self._folder, self._tiers = folder, tuple(tiers)
-        self._options = replace(options, retry_s=max(options.retry_s, RETRY_S))
+        # The process has stepped back as a whole.
+        self._options = replace(options, retry_s=max(options.retry_s, RETRY_S), nice=0)
         self._ledger = Ledger(folder)
         self._entries: dict[str, Entry] = {}  # By name: all that is on its way or waits.
         self._followers: dict[str, list[Follower]] = {}
@@ -65,13 +68,25 @@ class Work:
         )  # By tier: the id of the store that we found there.
         self._paused = False
         self._changed = threading.Condition()
+        self._upkeep = Upkeep(
+            self._tiers,
+            prune=self._prune,
+            in_use=self._in_use,
+            consolidates=options.consolidate,
+            bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
+        )
         self._flusher = Flusher(
-            self._tiers, after_copy=self._prune, options=self._options, lease=self._lease
+            self._tiers, after_copy=self._arrived, options=self._options, lease=self._lease
         )
 
     @property
     def busy(self) -> bool:
         """Whether anything is to be carried out."""
+        return self.copying or self._upkeep.busy
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are on their way, or wait."""
         return bool(self._entries)
 
     def take(
@@ -95,6 +110,8 @@ class Work:
         """
         self._check_places(stores or {})
         target, manifest = self._tier(entry.target), self._manifest(entry)
+        if follower is not None:
+            self._upkeep.used_by(entry.lineage, follower)
         with self._changed:
             is_new = entry.name not in self._entries
             if is_new:
@@ -139,7 +156,7 @@ class Work:
             awaited: whether these very checkpoints are wanted, none is to be skipped.
 
         Returns:
-            What is still on its way, and what has failed.
+            What is still on its way, with what keeps it there; and what has failed.
         """
 
         def left() -> list[Entry]:
@@ -154,7 +171,16 @@ class Work:
             self._changed.wait_for(lambda: not left(), timeout_s)
             pending = left()
             self.unfollow(heard)
+        pending = [replace(entry, error=self._obstacle(entry)) for entry in pending]
         return pending, [entry for entry in self._ledger.failures() if is_meant(entry)]
+
+    def _obstacle(self, entry: Entry) -> str:
+        """Return why a copy that is on its way has not arrived, if that is known."""
+        wanted = (str(entry.lineage), entry.id.step, entry.id.attempt, entry.target, "waiting")
+        for one in self._flusher.progress():
+            if (one.lineage, one.step, one.attempt, one.target, one.state) == wanted:
+                return one.error or ""
+        return ""
 
     def unfollow(self, follower: Follower) -> None:
         """Forget somebody who was told of entries."""
@@ -162,6 +188,7 @@ class Work:
             for followers in self._followers.values():
                 while follower in followers:
                     followers.remove(follower)
+        self._upkeep.gone(follower)
 
     def mark_reported(self, entries: Sequence[Entry]) -> None:
         """Note that somebody was told of failures."""
@@ -176,6 +203,10 @@ class Work:
         """Return what has failed, the oldest request first."""
         return self._ledger.failures()
 
+    def upkept(self) -> list[Upkept]:
+        """Return what came of consolidations; see `Upkeep.history`."""
+        return self._upkeep.history()
+
     def scavenge(self, deadline_s: float, *, go_on: bool) -> ScavengeReport:
         """Give up the order of requests for that of `scavenge`.
 
@@ -184,6 +215,7 @@ class Work:
         """
         with self._changed:
             self._paused = True
+        self._upkeep.pause()
         self._flusher.cancel()
         report = scavenge(
             self._tiers, deadline_s, options=self._options, rates=self._flusher.rates()
@@ -193,11 +225,13 @@ class Work:
                 self._paused = False
                 self._entries.clear()
             self.recover()
+            self._upkeep.go_on()
         return report
 
     def close(self) -> None:
-        """End the threads, when nothing is to be carried out any more."""
+        """End the threads, when no copies are on their way any more."""
         self._flusher.close()
+        self._upkeep.close()
 
     def _submit(self, entry: Entry, target: Tier, manifest: Manifest) -> None:
         self._flusher.submit(
@@ -207,6 +241,7 @@ class Work:
                 partial(self._over, entry),
                 entry.retention,
                 lambda: bool(self._followers.get(entry.name)),
+                dict(entry.elsewhere),
             )
         )
 
@@ -223,26 +258,37 @@ class Work:
                 _log.error("%s", error)
                 self._ledger.fail(entry, str(error), reported=False)
             self._changed.notify_all()
+        self._upkeep.look()
         heard = [follower(entry, error) for follower in followers]
         if error is not None and any(heard):
             self._ledger.mark_reported(replace(entry, error=str(error)))
 
-    def _prune(self, request: FlushRequest) -> None:
-        """Make room where a checkpoint has arrived, unless its attempt was overtaken."""
-        retention = request.retention
-        if retention is None or retention.newest is None:
+    def _arrived(self, request: FlushRequest) -> None:
+        """Make room where a checkpoint has arrived, and have it looked after."""
+        if request.retention is not None:
+            lineage = Lineage(self._tiers, request.lineage)
+            self._prune(lineage, request.id.attempt, request.target, request.retention)
+        self._upkeep.arrived(request)
+
+    def _prune(self, lineage: Lineage, attempt: int, tier: Tier, retention: Retention) -> None:
+        """Prune a tier, unless the attempt was overtaken."""
+        if retention.keeps_all:
             return
-        lineage = Lineage(self._tiers, request.lineage)
-        in_flight = {one.id for one in self._entries.values() if one.lineage == lineage.id}
+        entries = list(self._entries.values())
+        in_flight = {one.id for one in entries if one.lineage == lineage.id}
         try:
-            lineage.check_fence(request.id.attempt)
-            with held(prune_lock_path(self._folder, lineage.id, request.target.name)):
-                prune(lineage, request.target, retention, in_flight=in_flight)
+            lineage.check_fence(attempt)
+            with held(prune_lock_path(self._folder, lineage.id, tier.name)):
+                prune(lineage, tier, retention, in_flight=in_flight)
         except FencedError:
             return  # Whoever has taken over knows what is needed, and prunes.
         except (CheckpointError, OSError) as error:
             # The checkpoint is safe; old ones stay a little longer.
-            _log.warning("Pruning tier %r failed: %s", request.target.name, error)
+            _log.warning("Pruning tier %r failed: %s", tier.name, error)
+
+    def _in_use(self) -> set[str]:
+        """Return the tiers that something is on its way to."""
+        return {one.target for one in list(self._entries.values())}
 
     def _lease(self, flight: Flight) -> AbstractContextManager[None]:
         request = flight.request

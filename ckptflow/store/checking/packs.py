@@ -7,7 +7,7 @@ in memory at a time is a piece for each thread. ``tests/unit/test_verify.py``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,10 @@ from ckptflow.model import LineageId, PackRef
 from ckptflow.store.checking.sample import ALL, Sample
 from ckptflow.store.copies import open_pack
 from ckptflow.tiers.tier import Tier
+from ckptflow.units import MIB
 
+_BATCH_BYTES = 16 * MIB  # One core's work; the others belong to the computation.
+_CHUNK_BYTES_MIN = 16
 _NO_FRAMES: NDArray[np.intp] = np.empty(0, np.intp)
 
 
@@ -112,8 +115,13 @@ class PackChecker:
         return end - begin, first + _damaged(stored, frames, first, last)
 
 
-def check_pack(stored: bytes, ref: PackRef, *, where: str) -> FrameTable:
+def check_pack(
+    stored: bytes | bytearray | memoryview, ref: PackRef, *, where: str
+) -> FrameTable:
     """Compare the bytes of a whole pack with what its manifest says of it; return its table.
+
+    Other threads go on meanwhile: digests are made without the lock of the interpreter, and
+    nothing but the table is copied.
 
     Raises:
         CorruptionError: they are not those that were written.
@@ -122,15 +130,16 @@ def check_pack(stored: bytes, ref: PackRef, *, where: str) -> FrameTable:
         raise CorruptionError(
             f"Pack {where} has {len(stored)} bytes instead of {ref.size_bytes}."
         )
+    stored = memoryview(stored)
     frames = decode_table(
-        stored[: len(HEAD)],
-        stored[-table_bytes(ref.frame_count) :],
+        bytes(stored[: len(HEAD)]),
+        bytes(stored[-table_bytes(ref.frame_count) :]),
         size_bytes=ref.size_bytes,
         frame_count=ref.frame_count,
         sealed=ref.table_seal,
         where=where,
     )
-    body = memoryview(stored)[int(frames.offset[0]) : int(frames.offset[-1])]
+    body = stored[int(frames.offset[0]) : int(frames.offset[-1])]
     for frame in _damaged(body, frames, 0, len(frames)).tolist():
         raise CorruptionError(f"Frame {frame} of pack {where} does not match its digest.")
     return frames
@@ -155,8 +164,29 @@ def read_ref(key: str, stored: bytes, *, where: str) -> PackRef:
 def _damaged(stored: memoryview, frames: FrameTable, first: int, last: int) -> NDArray[np.intp]:
     """Return which of some neighbouring frames do not match, counted from the first."""
     edges = (frames.offset[first : last + 1] - frames.offset[first]).tolist()
-    made = b"".join(digest.digest(stored[a:b]) for a, b in itertools.pairwise(edges))
+    made = b"".join(_digests(stored, edges))
     return np.flatnonzero(np.frombuffer(made, "V16") != frames.digest[first:last])
+
+
+def _digests(stored: memoryview, edges: Sequence[int]) -> Iterator[bytes]:
+    """Yield the digests of frames: of neighbours of one size at once.
+
+    After each call this thread waits for the lock of the interpreter, and then a thread that
+    computes waits until this one has a core.
+    """
+    sizes, first = [b - a for a, b in itertools.pairwise(edges)], 0
+    while first < len(sizes):
+        size, last = sizes[first], first + 1
+        if size >= _CHUNK_BYTES_MIN and size % 8 == 0:
+            end = min(len(sizes), first + max(1, _BATCH_BYTES // size))
+            while last < end and sizes[last] == size:
+                last += 1
+        piece = stored[edges[first] : edges[last]]
+        if last > first + 1:
+            yield digest.digest_bytes(digest.chunk_digests(piece, size))
+        else:
+            yield digest.digest(piece)
+        first = last
 
 
 def _pieces(
