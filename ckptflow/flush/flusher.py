@@ -164,7 +164,7 @@ class Flusher:
         except Exception as error:  # noqa: BLE001 - the boundary of this thread
             failure = FlushError(f"A flush to {request.target.name!r} broke: {error!r}")
             failure.__cause__ = error
-        if self._lanes[request.target.name].flights() == [flight]:
+        if len(self._lanes[request.target.name].flights()) == 1:
             self._transports[request.target.name].rest()
         if failure is not None:
             self._fail(flight, failure)

@@ -30,7 +30,7 @@ from ckptflow.tiers.disk import DISK, Disk
 PARTIAL_SUFFIX = ".partial"
 
 _IOV_MAX = 1024  # Linux's limit on buffers in one writev.
-_WRITE_BYTES_MAX = 16 << 20  # By one call. The device begins with as many while more come.
+_WRITE_BYTES_MAX = 8 << 20  # By one call. The device begins with as many while more come.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
 
 

@@ -118,7 +118,7 @@ def test_what_goes_on_is_shown_waited_for_and_ended(site_file: Path, site: Site)
     assert (code, document["pid"]) == (0, agent.pid)
     agent.wait(LONG_S)
     code, document = command(site_file, "agent", "status")
-    assert document == {"agent": None, "progress": [], "failures": []}
+    assert document == {"agent": None, "progress": [], "failures": [], "consolidations": []}
     assert command(site_file, "agent", "stop")[0] == 5
 
 
@@ -133,6 +133,27 @@ def test_failures_are_shown_and_change_the_exit_status(site_file: Path, site: Si
     assert [one["error"] for one in document["failures"]] == ["no room for exp/task step 1"]
     shown = CliRunner().invoke(app, ["agent", "status", "--site", str(site_file)])
     assert "failed: no room for exp/task step 1" in shown.stdout
+
+
+def test_consolidations_are_shown(
+    site_file: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = {
+        "lineage": "exp/task", "step": 3, "attempt": 1, "tier": "pfs", "at": 5.0,
+        "packs_before": 7, "packs_after": 1, "written_bytes": 2048, "error": None,
+    }  # fmt: skip
+    answer = {
+        "pid": 5, "since": 5.0, "progress": [], "failures": [],
+        "consolidations": [done, {**done, "step": 2, "error": "no room left"}],
+    }  # fmt: skip
+    saved(site.open_tiers(), steps=1)
+    monkeypatch.setattr("ckptflow.cli.flushing.ask", lambda _folder, _op: answer)
+    _, document = command(site_file, "agent", "status")
+    assert document["consolidations"] == answer["consolidations"]
+    shown = CliRunner().invoke(app, ["agent", "status", "--site", str(site_file)]).stdout
+    text = " ".join(shown.split())
+    assert "consolidated: exp/task@3.1 on tier 'pfs', 7 -> 1 packs, wrote 2.00 KiB" in text
+    assert "not consolidated: exp/task@2.1 on tier 'pfs': no room left" in text
 
 
 def test_scavenging_without_an_agent_saves_what_nobody_asked_for(

@@ -164,6 +164,9 @@ def test_or_until_nothing_has_arrived_for_long(world: World, gap_s: float) -> No
     world.settle()
     assert LAST not in world.worth()
     assert world.pruned == [("far", "newest=2")]  # The task is there, and prunes its own.
+    world.leave()
+    assert world.pruned[1:] == [("near", "newest=1")]
+    assert world.upkeep._places == {}
 
 
 def test_what_rules_keep_is_consolidated_while_the_task_runs(world: World) -> None:

@@ -129,7 +129,7 @@ def test_the_device_begins_while_more_is_written(tmp_path: Path, most_bytes: int
     end = 0
     for start_bytes, size_bytes in disk.begun:
         assert start_bytes == end
-        assert size_bytes >= 16 * MIB
+        assert size_bytes >= 8 * MIB
         end += size_bytes
     assert end < len(data)
     disk.begun.clear()

@@ -208,7 +208,7 @@ class Upkeep:
             if place.newest.target.name in in_use:
                 continue
             left_s = self._rests_in_s(place)
-            if place.has_kept or (place.is_fresh and left_s <= 0):
+            if place.has_kept or self._has_gone(place) or (place.is_fresh and left_s <= 0):
                 return place, None
             if place.is_fresh:
                 wait_s = left_s if wait_s is None else min(wait_s, left_s)
@@ -228,12 +228,12 @@ class Upkeep:
             newest, gone = place.newest, self._has_gone(place)
             rests = place.is_fresh and self._rests_in_s(place) <= 0
             place.has_kept, place.is_fresh = False, place.is_fresh and not rests
-            if gone and rests:  # What is still to come has not arrived.
+            if gone:
                 self._places.pop((newest.lineage, newest.target.name), None)
         lineage = Lineage(self._tiers, newest.lineage)
         try:
             lineage.check_fence(newest.id.attempt)
-            if gone and rests:
+            if gone:
                 self._prune_inner(lineage, newest)
             if self._consolidates and not isinstance(newest.target, Dependent):
                 self._consolidate(lineage, place, rests=rests)
@@ -254,10 +254,7 @@ class Upkeep:
                 self._prune(lineage, newest.id.attempt, tier, retention)
 
     def _consolidate(self, lineage: Lineage, place: _Place, *, rests: bool) -> None:
-        target, retention = (
-            place.newest.target,
-            place.newest.retention or Retention(newest=None),
-        )
+        target, retention = place.newest.target, _retention(place.newest)
         there = [found.id for found in lineage.checkpoints_on(target) if not found.void]
         place.judged &= {*there}
         written_bytes = 0
