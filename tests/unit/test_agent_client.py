@@ -55,22 +55,28 @@ class Serving:
         self.tiers = tiers
         self.folder = make_agent_folder([tier.spec for tier in tiers])
         self.started = 0
-        self.agent: Agent | None = None
-        self.thread: threading.Thread | None = None
+        self._running: list[tuple[Agent, threading.Thread]] = []
+        self._lock = threading.Lock()
 
     def start(self, *_arguments: object) -> str:
-        self.started += 1
-        self.agent = Agent(self.folder, self.tiers, OPTIONS)
-        self.agent.listen()
-        self.thread = threading.Thread(target=self.agent.serve)
-        self.thread.start()
+        """Called by any client; one agent is enough for all."""
+        with self._lock:
+            if not self._running:
+                self.started += 1
+                agent = Agent(self.folder, self.tiers, OPTIONS)
+                agent.listen()
+                thread = threading.Thread(target=agent.serve)
+                thread.start()
+                self._running.append((agent, thread))
         return "ready"
 
     def stop(self) -> None:
-        if self.agent is not None:
-            self.agent.stop(0.0)
-            self.thread.join()
-            self.agent = None
+        """A client may start another meanwhile: that one goes on."""
+        with self._lock:
+            ending, self._running = self._running, []
+        for agent, thread in ending:
+            agent.stop(0.0)
+            thread.join()
 
 
 @pytest.fixture
