@@ -147,7 +147,7 @@ def _status(tiers: list[Tier]) -> dict[str, Any]:
         "agent": agent_facts,
         "progress": answer["progress"],
         "failures": answer["failures"],
-        "consolidations": answer["consolidations"],
+        "consolidations": answer.get("consolidations", []),  # Older agents send none.
     }
 
 
