@@ -16,7 +16,6 @@ announcements after he has said so. See `ckptflow.store.guards`, and "Guards" in
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from functools import partial
 from ckptflow.errors import NotFoundError, TierFull
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
-from ckptflow.store.catalog import SHARED_LEVEL, Lineage
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
@@ -148,13 +147,7 @@ def prune(
     if isinstance(tier, Dependent):
         tier.tidy()
         return PrunePlan(tier.name, (), (), (), 0)
-    known, prefix, deadline = known or Known(), f"{lineage.id.prefix}/", now() + DELETE_WITHIN
-
-    def in_time(keys: Sequence[str]) -> Iterable[str]:
-        # Later others may take the announcement for that of a dead process.
-        return itertools.takewhile(lambda _: now() <= deadline, keys)
-
-    judge = partial(_judge, retention=retention, in_flight=in_flight, proven=proven)
+    known = known or Known()
     plan = plan_prune(
         lineage,
         tier,
@@ -164,32 +157,86 @@ def prune(
         known=known,
         now=now,
     )
+    judge = partial(_judge, retention=retention, in_flight=in_flight, proven=proven)
+    deletion = _Deletion(lineage, tier, known, judge, on_deleted, now)
     if plan.manifests or plan.packs:
-        packs = [key.removeprefix(prefix) for key in plan.packs]
-        gone: tuple[str, ...] = ()
-        with contextlib.ExitStack() as stack:
-            try:
-                own = stack.enter_context(announced(tier, lineage.id, packs))
-            except TierFull:  # Not even that fits: manifests, which no other needs, make room.
-                seen = look(lineage, tier, known, now=now)
-                gone = _confirmed(plan, seen, judge(seen), prefix).manifests
-                _delete(tier, in_time(gone), on_deleted)
-                own = stack.enter_context(announced(tier, lineage.id, packs))
-            seen = look(lineage, tier, known, now=now, but=own)
-            plan = _confirmed(plan, seen, judge(seen), prefix)
-            _delete(tier, in_time(plan.manifests), on_deleted)
-            if plan.packs and isinstance(tier, Settling):
-                # Else a power cut could bring a manifest back, whoever deleted it, and not its
-                # packs.
-                tier.settle(f"{lineage.id.prefix}/manifests")
-            _delete(tier, in_time(plan.packs), on_deleted)
-        plan = replace(plan, manifests=(*gone, *plan.manifests))
+        plan = deletion.carry_out(plan)
     if plan.manifests:
         lift_deleted(lineage)
-    _delete(tier, plan.notices, on_deleted)
-    if isinstance(tier, Sweeping):
-        tier.sweep(lineage.id.prefix)
+    deletion.sweep(plan)
     return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    """What a prune deletes, after a second look that others know of."""
+
+    lineage: Lineage
+    tier: Tier
+    known: Known
+    judge: Callable[[Inventory], list[Verdict]]
+    on_deleted: Callable[[str], None]
+    now: Callable[[], datetime]
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.lineage.id.prefix}/"
+
+    def carry_out(self, plan: PrunePlan) -> PrunePlan:
+        """Delete what of a plan still holds; return that, as far as there was time."""
+        packs = [key.removeprefix(self.prefix) for key in plan.packs]
+        gone: tuple[str, ...] = ()
+        with contextlib.ExitStack() as stack:
+            deadline = self.now() + DELETE_WITHIN
+            try:
+                own = stack.enter_context(announced(self.tier, self.lineage.id, packs))
+            except TierFull:  # Not even that fits.
+                gone = self._make_room(plan)
+                deadline = self.now() + DELETE_WITHIN
+                own = stack.enter_context(announced(self.tier, self.lineage.id, packs))
+            seen = look(self.lineage, self.tier, self.known, now=self.now, but=own)
+            plan = _confirmed(plan, seen, self.judge(seen), self.prefix)
+            held = _held(self.tier)  # Anew: a stripe may have been made since.
+            loose = [key for key in plan.packs if key not in held]
+            plan = _with_packs(plan, seen, self.prefix, loose)
+            went = self._delete(plan.manifests, until=deadline)
+            if went != plan.manifests:  # Too late. Those that stay may need any of the packs.
+                plan = _with_packs(replace(plan, manifests=went), seen, self.prefix, ())
+            if plan.packs and isinstance(self.tier, Settling):
+                # Else a power cut could bring a manifest back, whoever deleted it, and not its
+                # packs.
+                self.tier.settle(f"{self.prefix}manifests")
+            packs_gone = self._delete(plan.packs, until=deadline)
+            plan = _with_packs(plan, seen, self.prefix, packs_gone)
+        return replace(plan, manifests=(*gone, *plan.manifests))
+
+    def sweep(self, plan: PrunePlan) -> None:
+        """Delete what writers that were killed have left."""
+        self._delete(plan.notices)
+        if isinstance(self.tier, Sweeping):
+            self.tier.sweep(self.lineage.id.prefix)
+
+    def _make_room(self, plan: PrunePlan) -> tuple[str, ...]:
+        """Delete remains, and manifests, which no other checkpoint needs; return these."""
+        deadline = self.now() + DELETE_WITHIN
+        self.sweep(plan)
+        seen = look(self.lineage, self.tier, self.known, now=self.now)
+        still = _confirmed(plan, seen, self.judge(seen), self.prefix)
+        return self._delete(still.manifests, until=deadline)
+
+    def _delete(self, keys: Iterable[str], *, until: datetime | None = None) -> tuple[str, ...]:
+        """Delete some keys while there is time; return those that were.
+
+        After that others may take the announcement for that of a dead process.
+        """
+        done = []
+        for key in keys:
+            if until is not None and self.now() > until:
+                break
+            self.tier.delete(key)
+            self.on_deleted(key)
+            done.append(key)
+        return tuple(done)
 
 
 def _confirmed(
@@ -200,29 +247,30 @@ def _confirmed(
     going = tuple(key for key in plan.manifests if key in still)
     kept = [one for one in seen.here if prefix + one.found.id.manifest_key not in going]
     needed = _needed(kept)
-    packs = tuple(
+    packs = [
         key
         for key in plan.packs
         if needed is not None
         and key.removeprefix(prefix) not in needed
         and not seen.notices.protects(key.removeprefix(prefix))
-    )
-    sizes = _sizes(seen)
-    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in {*plan.packs} - {*packs})
-    freed_bytes = plan.freed_bytes - spared
-    return replace(plan, manifests=going, packs=packs, freed_bytes=freed_bytes)
+    ]
+    return _with_packs(replace(plan, manifests=going), seen, prefix, packs)
+
+
+def _with_packs(
+    plan: PrunePlan, seen: Inventory, prefix: str, packs: Collection[str]
+) -> PrunePlan:
+    """Return a plan that deletes no more than some of its packs."""
+    sizes, stay = _sizes(seen), {*plan.packs}.difference(packs)
+    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in stay)
+    freed_bytes = plan.freed_bytes - spared if packs else 0
+    return replace(plan, packs=tuple(packs), freed_bytes=freed_bytes)
 
 
 def _sizes(seen: Inventory) -> dict[str, int]:
     """Return the sizes of the packs that any manifest names."""
     needs = (one.needs.packs for one in seen.here if one.needs)
     return {pack.key: pack.size_bytes for packs in needs for pack in packs}
-
-
-def _delete(tier: Tier, keys: Iterable[str], on_deleted: Callable[[str], None]) -> None:
-    for key in keys:
-        tier.delete(key)
-        on_deleted(key)
 
 
 def _needed(kept: Sequence[Here]) -> set[str] | None:
@@ -268,8 +316,6 @@ def _candidate(one: Here) -> Candidate:
 
 def _held(tier: Tier) -> Collection[str]:
     """Return keys of packs that stay, since other nodes' checkpoints are rebuilt with them."""
-    if tier.level >= SHARED_LEVEL:
-        return ()
     try:
         return held_keys(tier, store_id(tier))
     except NotFoundError:  # No store, no member.

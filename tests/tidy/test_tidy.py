@@ -48,9 +48,11 @@ EMPTY_NAMES = {
 MAY_CATCH_ALL = {
     "ckptflow/checkpointer/runners.py",
     "ckptflow/checkpointer/writer.py",
+    "ckptflow/flush/agent/client.py",
     "ckptflow/flush/agent/upkeep.py",
     "ckptflow/flush/copying.py",
     "ckptflow/flush/flusher.py",
+    "ckptflow/flush/lanes.py",
     "ckptflow/tiers/foreign_errors.py",
     "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/memo.py",

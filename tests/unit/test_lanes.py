@@ -10,6 +10,7 @@ import pytest
 
 from ckptflow.errors import CheckpointError, FlushError, TierFull, TierUnavailable
 from ckptflow.flush import Flusher, Flushing, FlushRequest
+from ckptflow.flush.copying import Superseded
 from ckptflow.flush.lanes import is_superseded
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import BestOf, Retention
@@ -144,7 +145,9 @@ def test_where_nobody_waits_the_newest_goes_first_and_useless_ones_are_skipped(
     states = {one.step: one.state for one in flusher.progress()}
     assert states == {1: "copying", 2: "queued", 3: "queued", 4: "queued", 5: "queued"}
     gate.opened.set()
-    assert all(one.over.wait(LONG_S) and one.error is None for one in waiting)
+    assert all(one.over.wait(LONG_S) for one in waiting)
+    assert [one.error for one in waiting[:2] + waiting[3:]] == [None] * 4
+    assert isinstance(waiting[2].error, Superseded)
     assert order == [1, 2, 5, 4]
     assert {one.step for one in flusher.progress() if one.state == "skipped"} == {3}
     assert steps_on(far.inner) == [1, 2, 4, 5]

@@ -507,11 +507,24 @@ def test_notices_of_the_dead_go(disk: MemoryTier) -> None:
 
 def test_a_prune_that_was_asleep_deletes_nothing_any_more(disk: MemoryTier) -> None:
     """Others take its announcement for that of a dead process, and rely on the packs."""
-    began = datetime.now(UTC)
-    times = iter([began, *[began + timedelta(minutes=6)] * 99])
+    slept = [timedelta(0)]
+
+    def doze(operation: str, key: str) -> None:
+        if operation == "put" and "/guards/" in key:  # The announcement is there.
+            slept.append(timedelta(minutes=6))
+
+    lineage = Lineage([FaultyTier(disk, doze)], LINEAGE)
     before = set(disk.iter_keys(""))
-    run(disk, 1, now=lambda: next(times))
+    began = datetime.now(UTC)
+    plan = prune(
+        lineage,
+        lineage.tiers[0],
+        Retention(newest=1),
+        now=lambda: began + sum(slept, timedelta(0)),
+    )
+    assert len(slept) == 2
     assert set(disk.iter_keys("")) == before
+    assert (plan.manifests, plan.packs, plan.freed_bytes) == ((), (), 0)
 
 
 def test_a_tier_that_is_full_to_the_last_byte_can_be_pruned(disk: MemoryTier) -> None:

@@ -54,6 +54,11 @@ def contents(tier: Tier) -> dict[str, bytes]:
     return {key: tier.get(key) for key in tier.iter_keys("lineages")}
 
 
+def unguarded(tier: Tier) -> dict[str, bytes]:
+    """Without the holds of processes that died, which time out."""
+    return {key: data for key, data in contents(tier).items() if "/guards/" not in key}
+
+
 def fill(tier: MemoryTier, objects: dict[str, bytes]) -> None:
     for key in tier.iter_keys("lineages"):
         tier.delete(key)
@@ -169,14 +174,14 @@ def test_a_crash_before_any_change_leaves_all_that_was(
     damaged = contents(near)
     undisturbed = CrashingTier(near)
     mend(undisturbed, far)
-    assert undisturbed.changes == len(whole)
+    assert undisturbed.changes == len(whole) + 2 * 3  # A hold each, which is taken back.
     for crash_at in range(undisturbed.changes):
         fill(near, damaged)
         with pytest.raises(Crash):
             mend(CrashingTier(near, crash_at=crash_at), far)
-        now = contents(near)
+        now = unguarded(near)
         mended = {key for key in now if now[key] == whole[key]}
-        assert len(mended) == crash_at
+        assert crash_at - 6 <= len(mended) <= crash_at
         assert all(now[key] == damaged[key] for key in now.keys() - mended)
         for checkpoint in (CheckpointId(step, 1) for step in (1, 2, 3)):
             lineage = Lineage([near], LINEAGE)
@@ -189,7 +194,7 @@ def test_a_crash_before_any_change_leaves_all_that_was(
         assert found is not None
         assert found.id == CheckpointId(3, 1)
         assert mend(near, far).complete
-        assert contents(near) == whole
+        assert unguarded(near) == whole
 
 
 def test_a_tier_that_does_not_answer_is_not_overwritten(
