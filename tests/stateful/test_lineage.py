@@ -336,7 +336,8 @@ class LifeOfATask(RuleBasedStateMachine):
             copy_checkpoint([near, far], far, LINEAGE, self.commits[newest].manifest)
         except Crash:
             self.current = None
-            assert had or not self.has(self.far, newest.manifest_key)
+            if self.has(self.far, newest.manifest_key) and not had:  # It died after the commit.
+                assert self.good(newest, self.far)
             return
         assert self.good(newest, self.far)
         try:
