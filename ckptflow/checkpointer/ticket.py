@@ -51,8 +51,9 @@ class Ticket:
     @property
     def error(self) -> CheckpointError | None:
         """Why the save, or a copy of it outward, failed; ``None`` while nothing has."""
-        self._seen = True
-        return self._error
+        error = self._error
+        self._seen = self._seen or error is not None
+        return error
 
     @property
     def unseen_error(self) -> CheckpointError | None:

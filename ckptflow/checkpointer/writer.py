@@ -230,7 +230,10 @@ class Writer:
 
         def write(turn: Turn[Base]) -> Base:
             ensure_store(runner.tier)
-            with self._tier_locks[tier.name]:
+            lock = self._tier_locks[tier.name]
+            if not lock.acquire(timeout=self._health.stall_s):  # No call: nobody watches it.
+                raise TierUnavailable(f"A prune does not let go of tier {tier.name!r}.")
+            try:
                 return write_checkpoint(
                     runner.tier,
                     self._lineage.id,
@@ -245,6 +248,8 @@ class Writer:
                     metrics=request.metrics,
                     before_commit=partial(self._before_commit, runner, turn),
                 )
+            finally:
+                lock.release()
 
         def let_go() -> None:
             for one in readers:
@@ -443,8 +448,9 @@ class Writer:
                 self._health.room_was_made(tier)
         except FencedError as error:
             self._overtaken(error)
-        except TierError as error:  # The checkpoint is safe; old ones stay a little longer.
-            self.failures.append(error)
+        except (CheckpointError, OSError) as error:  # Old ones stay a little longer.
+            known = error if isinstance(error, CheckpointError) else TierError(str(error))
+            self.failures.append(known)
             _log.warning("%s: pruning tier %r failed: %s", self._lineage.id, tier.name, error)
 
     def _overtaken(self, error: FencedError) -> None:

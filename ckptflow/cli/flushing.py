@@ -20,7 +20,7 @@ from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import TierUnavailable
-from ckptflow.flush.agent.asking import ask, folder_of
+from ckptflow.flush.agent.asking import ANSWER_S, ask, folder_of
 from ckptflow.flush.agent.folder import LOG, make_agent_folder
 from ckptflow.flush.agent.ledger import Ledger
 from ckptflow.flush.agent.process import run_agent
@@ -94,7 +94,7 @@ def flushes(
     tiers = naming.open_store(store, site)
     if wait:
         with contextlib.suppress(TierUnavailable):  # Nobody who could do anything about it.
-            ask(folder_of(tiers), "wait", timeout_s=_WAIT_S)
+            ask(folder_of(tiers), "wait", within_s=_WAIT_S + ANSWER_S, timeout_s=_WAIT_S)
     document = _status(tiers)
     output.show(document, lambda console: _print_copies(console, document), as_json=json_output)
     return ExitCode.STORAGE if document["failures"] else ExitCode.OK
@@ -112,7 +112,11 @@ def scavenge_command(
     tiers = naming.open_store(store, site)
     options = _options(store, site, grace)
     try:
-        report = ask(folder_of(tiers), "scavenge", deadline_s=options.grace_s)["report"]
+        within_s = options.grace_s + ANSWER_S
+        answer = ask(
+            folder_of(tiers), "scavenge", within_s=within_s, deadline_s=options.grace_s
+        )
+        report = answer["report"]
     except TierUnavailable:
         report = output.plain(scavenge(tiers, options.grace_s, options=options))
     output.show(report, lambda console: _print_report(console, report), as_json=json_output)

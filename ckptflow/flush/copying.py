@@ -38,6 +38,10 @@ class GivenUp(FlushError):
     """A copy was cancelled: nothing is wrong, and it may be asked for again."""
 
 
+class Superseded(FlushError):
+    """A copy was not made: nobody waited for it, and newer ones have arrived."""
+
+
 class Transport:
     """What the packs of copies to one tier travel by: threads, memory, bandwidth.
 
@@ -193,6 +197,7 @@ class _Copy:
         self._sources, self._target, self._lineage = sources, target, lineage
         self._on_copied, self._transport, self._cancelled = on_copied, transport, cancelled
         self._done_bytes = self._total_bytes = self._copied_bytes = 0
+        self._found = False  # Whether some pack was there already.
         self._lock = threading.Lock()
 
     def run(self, manifest: Manifest) -> int:
@@ -205,7 +210,7 @@ class _Copy:
             return 0
         try:
             return self._copy_all(manifest)
-        except NotFoundError:
+        except (NotFoundError, CorruptionError):
             other = consolidated(self._sources, manifest)
             if other is None:
                 raise
@@ -214,8 +219,9 @@ class _Copy:
     def _copy_all(self, manifest: Manifest) -> int:
         """Copy what is missing, and then the manifest; return how many bytes."""
         packs = [pack.key for pack in manifest.packs]
-        with hold(self._target, self._lineage, manifest.id, packs):
+        with hold(self._target, self._lineage, manifest.id, packs) as holding:
             self._bring(manifest)
+            holding.confirm(found=self._found)
             self._check_cancelled()
             data = manifest_file.encode(manifest)
             key = f"{self._lineage.prefix}/{manifest.id.manifest_key}"
@@ -229,7 +235,9 @@ class _Copy:
 
         def bring(pack: PackRef) -> None:
             self._check_cancelled()
-            if not self._is_there(pack):
+            if self._is_there(pack):
+                self._found = True
+            else:
                 self._copy(pack)
             self._report(pack)
 

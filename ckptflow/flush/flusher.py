@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from ckptflow.errors import CheckpointError, FlushError, TierUnavailable
-from ckptflow.flush.copying import GivenUp, Transport, copy_checkpoint
+from ckptflow.flush.copying import GivenUp, Superseded, Transport, copy_checkpoint
 from ckptflow.flush.lanes import QUEUE_MAX, Lane
 from ckptflow.flush.limits import Bandwidth, ByteBudget
 from ckptflow.flush.options import Flushing
@@ -154,6 +154,7 @@ class Flusher:
         try:
             if self._lanes[request.target.name].is_superseded(flight):
                 flight.state = "skipped"
+                failure = Superseded(f"{request.lineage} {request.id} was skipped.")
             else:
                 self._copy(flight)
                 flight.state, flight.error = "done", None
@@ -166,7 +167,10 @@ class Flusher:
             failure.__cause__ = error
         if len(self._lanes[request.target.name].flights()) == 1:
             self._transports[request.target.name].rest()
-        if failure is not None:
+        if isinstance(failure, Superseded):
+            self._history.append(flight.progress)
+            request.on_done(failure)
+        elif failure is not None:
             self._fail(flight, failure)
         else:
             self._history.append(flight.progress)

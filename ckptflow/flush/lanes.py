@@ -7,6 +7,7 @@ itself. Checkpoints of one lineage go one after another, those of several at onc
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 
@@ -18,6 +19,8 @@ from ckptflow.policy.retention import Retention
 AT_ONCE_MAX = 4  # Checkpoints, of so many lineages, on their way to one tier at once.
 QUEUE_MAX = 10_000
 _MEMORY_MAX = 1000  # Lineages whose arrivals are remembered.
+
+_log = logging.getLogger("ckptflow")
 
 
 def next_flight(queue: Sequence[Flight], busy: Collection[LineageId]) -> Flight | None:
@@ -140,10 +143,14 @@ class Lane:
     def _work(self) -> None:
         step_back(self._nice)
         while (flight := self._next()) is not None:
-            self._carry(flight)
-            with self._changed:
-                self._active.remove(flight)
-                self._changed.notify_all()
+            try:
+                self._carry(flight)
+            except Exception:  # noqa: BLE001  A bug: the lineage is not busy for ever.
+                _log.exception("A lane to tier %r broke", self._name)
+            finally:
+                with self._changed:
+                    self._active.remove(flight)
+                    self._changed.notify_all()
 
     def _next(self) -> Flight | None:
         with self._changed:

@@ -25,7 +25,7 @@ class Flushing:
         bandwidth_bytes_per_s: how fast copies may be in all, on average; ``None``: no limit.
         streams: how many packs are on their way to one tier at once.
         retry_s: for how long a tier that does not answer is tried again. An agent, for which
-            nobody waits, tries for longer: see `ckptflow.flush.agent.server.RETRY_S`.
+            nobody waits, tries for longer: see `ckptflow.flush.agent.work.RETRY_S`.
         grace_s: what the agent takes at most to scavenge when it is asked to end.
         idle_s: how long the agent stays without anything to do.
         nice: how far the agent, or the threads of the task that copy, step back behind the

@@ -169,8 +169,8 @@ def _limited(
     retention: Retention,
 ) -> list[Verdict]:
     """Drop what the limits leave no room for, in some order."""
-    packs = {one.id: one.packs for one in checkpoints}
-    kept = {verdict.id: packs[verdict.id] for verdict in verdicts if verdict.keep}
+    packs = {one.id: one.packs for one in checkpoints if one.good and not one.void}
+    kept = {one.id: packs[one.id] for one in verdicts if one.keep and one.id in packs}
     dropped = dropped_for_room(
         kept, order, count=retention.count, size_bytes=retention.size_bytes
     )

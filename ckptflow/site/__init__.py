@@ -49,6 +49,7 @@ from ckptflow.site.tiers import (
     model_at,
     open_those_that_open,
     open_tiers,
+    served_tier,
     tier_model,
 )
 from ckptflow.store.catalog import SHARED_LEVEL, Lineage
@@ -187,9 +188,10 @@ class Site(Strict):
     def sealed_tiers(self) -> tuple[TierModel, ...]:
         """The tiers, each with the site's key unless it has its own or needs none."""
         sealing = {"key_file": self.key_file, "encrypt": self.encrypt}
+        served = served_tier(self.tiers)  # It goes to other nodes, wherever it lies here.
         return tuple(
             tier.model_copy(update=sealing)
-            if tier.kind not in UNSEALED_KINDS and tier.key_file is None
+            if tier.key_file is None and (tier.kind not in UNSEALED_KINDS or tier is served)
             else tier
             for tier in self.tiers
         )

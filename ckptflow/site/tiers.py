@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -167,11 +168,11 @@ class SftpModel(AnyTier):
     connections: Annotated[int, Field(ge=1, le=64)] = 4
     timeout_s: Annotated[Seconds, Field(alias="timeout", gt=0)] = 30.0
 
-    def below(self, folder: Path) -> SftpModel:
+    def below(self, folder: Path) -> Self:
         """See `AnyTier.below`."""
         given = {"identity": self.identity, "known_hosts": self.known_hosts}
         paths = {name: folder / path.expanduser() for name, path in given.items() if path}
-        return self.model_copy(update=paths)
+        return super().below(folder).model_copy(update=paths)
 
 
 class PeerModel(AnyTier):
@@ -338,12 +339,24 @@ def model_at(store: str | Path, *, name: str, level: int) -> TierModel:
     Raises:
         ConfigError: it is no address of any tier.
     """
-    return tier_model(spec_at(place_of(store), name=name, level=level))
+    try:
+        return tier_model(spec_at(place_of(store), name=name, level=level))
+    except ValidationError as error:
+        said = "; ".join(problem["msg"] for problem in error.errors(include_input=False))
+        raise ConfigError(f"{store}: there can be no such tier: {said}.") from None
 
 
 def inner_first(models: Sequence[TierModel]) -> list[TierModel]:
     """Sort by level; those of one level stay in their order."""
     return sorted(models, key=lambda model: model.level)
+
+
+def served_tier(models: Sequence[AnyTier]) -> AnyTier | None:
+    """Return the tier of the node that it serves to others; none without a redundant one."""
+    own = [one for one in models if one.level <= 1 and one.kind not in PROCESS_KINDS]
+    if not own or all(one.kind != "redundant" for one in models):
+        return None
+    return max(own, key=lambda one: one.level)
 
 
 def open_tiers(models: Sequence[TierModel]) -> list[Tier]:

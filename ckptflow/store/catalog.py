@@ -367,7 +367,7 @@ class Lineage:
                     self._attempt_key(attempt, what), size_bytes=RECORD_BYTES_MAX
                 )
             )
-        except (NotFoundError, CorruptionError, ValueError) as error:
+        except (NotFoundError, CorruptionError, ValueError, RecursionError) as error:
             self._note_record(attempt, what, f"is unreadable: {error}")
             return None
         if not isinstance(record, dict):

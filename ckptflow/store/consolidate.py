@@ -100,7 +100,7 @@ def consolidate(
         TierError: the tier failed; the checkpoint is as it was.
         FormatError: it was written by a newer version.
     """
-    with hold(tier, lineage.id, checkpoint):
+    with hold(tier, lineage.id, checkpoint) as holding:
         old = lineage.manifest_on(tier, checkpoint)
         shape = shape_of(old)
         verdict = judge(shape, level=tier.level)
@@ -119,6 +119,7 @@ def consolidate(
                     f"{lineage.id} {checkpoint} on tier {tier.name!r} was written anew while "
                     f"it was consolidated; it stays as it is now."
                 )
+            holding.confirm(found=False)
         except BaseException:
             _forget(tier, old, packs)
             raise

@@ -17,13 +17,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from ckptflow.errors import NotFoundError, TierError, TierUnavailable
+from ckptflow.errors import CorruptionError, NotFoundError, TierError, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId, guard_key, is_guard_key
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Settling, Tier
 
 HOLD_AGE_MAX = timedelta(days=1)  # What was put longer ago has lost its writer,
 ANNOUNCEMENT_AGE_MAX = timedelta(minutes=10)  # likewise; nothing is deleted on one of
-DELETE_WITHIN = timedelta(minutes=5)  # this age: clocks of two nodes may differ.
+DELETE_WITHIN = timedelta(minutes=2)  # this age: tries last 5 min, clocks of two nodes differ.
+NOTICE_BYTES_MAX = 1 << 28  # A longer one is none.
 WAIT_S, _POLL_S = 900.0, 0.2  # For an announcement to go; those of the dead are too old before.
 
 
@@ -70,9 +71,44 @@ def read_notices(
     for key in tier.iter_keys(f"{lineage.prefix}/guards"):
         if key == but or not is_guard_key(key.removeprefix(f"{lineage.prefix}/")):
             continue
-        with contextlib.suppress(NotFoundError):  # It is over.
-            _take(notices, key, tier.get(key), now())
+        try:
+            text = tier.get(key, size_bytes=NOTICE_BYTES_MAX)
+        except NotFoundError:  # It is over.
+            continue
+        except CorruptionError:  # No such object as a notice is: it counts for nothing.
+            text = b""
+        _take(notices, key, text, now())
     return notices
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A hold on what a checkpoint on a tier needs, before its commit there."""
+
+    tier: Tier
+    lineage: LineageId
+    checkpoint: CheckpointId
+    since: datetime
+
+    def confirm(self, *, found: bool) -> None:
+        """Make sure, right before the commit, that it may be made.
+
+        Args:
+            found: whether some of the packs were there already. Whoever put them may have been
+                killed before their names were durable.
+
+        Raises:
+            TierUnavailable: the hold is so old that others may take its writer for dead.
+            TierError: the tier failed.
+        """
+        if datetime.now(UTC) - self.since > HOLD_AGE_MAX - 2 * ANNOUNCEMENT_AGE_MAX:
+            raise TierUnavailable(
+                f"{self.lineage} {self.checkpoint} has been on its way to tier "
+                f"{self.tier.name!r} for so long that its hold may not count any more. Try "
+                f"again: what has arrived is used."
+            )
+        if found and isinstance(self.tier, Settling):
+            self.tier.settle(f"{self.lineage.prefix}/packs")
 
 
 @contextlib.contextmanager
@@ -84,11 +120,11 @@ def hold(
     *,
     wait_s: float = WAIT_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
+) -> Iterator[Hold]:
     """Keep everything of a checkpoint on a tier, there or to come, from being deleted.
 
     On entry the announcements that were made before are waited for: what they name is gone
-    then, and can be put again.
+    then, and can be put again. What it gives is asked right before the commit.
 
     Args:
         tier: where.
@@ -102,6 +138,7 @@ def hold(
         TierError: the tier failed.
         TierUnavailable: something else is deleting what is needed, and does not end.
     """
+    holding = Hold(tier, lineage, checkpoint, since=datetime.now(UTC))
     key = _put(tier, lineage, "hold", packs, checkpoint)
     try:
         waited_s = 0.0
@@ -117,7 +154,7 @@ def hold(
                 )
             sleep(_POLL_S)
             waited_s += _POLL_S
-        yield
+        yield holding
     finally:
         with contextlib.suppress(TierError):  # It is outdated some day.
             tier.delete(key)
@@ -163,7 +200,7 @@ def _take(notices: Notices, key: str, text: bytes, now: datetime) -> None:
         age = now - datetime.fromisoformat(notice["since"])
         packs = {str(pack) for pack in notice["packs"]}
         checkpoint = CheckpointId.of_manifest(notice["manifest"] or "")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         notices.outdated.append(key)
         return
     if age > (HOLD_AGE_MAX if is_hold else ANNOUNCEMENT_AGE_MAX):

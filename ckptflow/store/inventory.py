@@ -123,6 +123,8 @@ def look(
     for found in lineage.checkpoints_on(tier):
         theirs = frozenset(own.get(found.id, ()))
         needs = None if found.id in notices.checkpoints else known.get(found.id, theirs)
+        if needs and not all(pack.key in packs for pack in needs.packs):
+            needs = None  # Some have gone, whoever took them.
         one = Here(found, needs, whole=True) if needs else _read(lineage, tier, found, packs)
         if one is None:
             continue

@@ -25,7 +25,7 @@ from functools import partial
 from ckptflow.errors import NotFoundError, TierFull
 from ckptflow.model import CheckpointId
 from ckptflow.policy.retention import Candidate, Retention, Verdict, retain
-from ckptflow.store.catalog import SHARED_LEVEL, Lineage
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import store_id
 from ckptflow.store.guards import DELETE_WITHIN, announced
 from ckptflow.store.inventory import Here, Inventory, Known, look
@@ -148,7 +148,8 @@ def prune(
     if isinstance(tier, Dependent):
         tier.tidy()
         return PrunePlan(tier.name, (), (), (), 0)
-    known, prefix, deadline = known or Known(), f"{lineage.id.prefix}/", now() + DELETE_WITHIN
+    known, prefix = known or Known(), f"{lineage.id.prefix}/"
+    deadline = now()  # Counted from each announcement.
 
     def in_time(keys: Sequence[str]) -> Iterable[str]:
         # Later others may take the announcement for that of a dead process.
@@ -168,21 +169,34 @@ def prune(
         packs = [key.removeprefix(prefix) for key in plan.packs]
         gone: tuple[str, ...] = ()
         with contextlib.ExitStack() as stack:
+            deadline = now() + DELETE_WITHIN
             try:
                 own = stack.enter_context(announced(tier, lineage.id, packs))
-            except TierFull:  # Not even that fits: manifests, which no other needs, make room.
+            except TierFull:  # Not even that fits: what nobody needs at all makes room.
+                _delete(tier, plan.notices, on_deleted)
+                if isinstance(tier, Sweeping):
+                    tier.sweep(lineage.id.prefix)
                 seen = look(lineage, tier, known, now=now)
                 gone = _confirmed(plan, seen, judge(seen), prefix).manifests
-                _delete(tier, in_time(gone), on_deleted)
+                gone = _delete(tier, in_time(gone), on_deleted)
+                deadline = now() + DELETE_WITHIN
                 own = stack.enter_context(announced(tier, lineage.id, packs))
             seen = look(lineage, tier, known, now=now, but=own)
             plan = _confirmed(plan, seen, judge(seen), prefix)
-            _delete(tier, in_time(plan.manifests), on_deleted)
+            held = _held(tier)  # Anew: a stripe may have been made since.
+            plan = _with_packs(
+                plan, seen, prefix, [key for key in plan.packs if key not in held]
+            )
+            went = _delete(tier, in_time(plan.manifests), on_deleted)
+            if went != plan.manifests:  # Out of time: what the others need was not looked at.
+                plan = _with_packs(replace(plan, manifests=went), seen, prefix, ())
             if plan.packs and isinstance(tier, Settling):
                 # Else a power cut could bring a manifest back, whoever deleted it, and not its
                 # packs.
                 tier.settle(f"{lineage.id.prefix}/manifests")
-            _delete(tier, in_time(plan.packs), on_deleted)
+            plan = _with_packs(
+                plan, seen, prefix, _delete(tier, in_time(plan.packs), on_deleted)
+            )
         plan = replace(plan, manifests=(*gone, *plan.manifests))
     if plan.manifests:
         lift_deleted(lineage)
@@ -200,17 +214,24 @@ def _confirmed(
     going = tuple(key for key in plan.manifests if key in still)
     kept = [one for one in seen.here if prefix + one.found.id.manifest_key not in going]
     needed = _needed(kept)
-    packs = tuple(
+    packs = [
         key
         for key in plan.packs
         if needed is not None
         and key.removeprefix(prefix) not in needed
         and not seen.notices.protects(key.removeprefix(prefix))
-    )
-    sizes = _sizes(seen)
-    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in {*plan.packs} - {*packs})
-    freed_bytes = plan.freed_bytes - spared
-    return replace(plan, manifests=going, packs=packs, freed_bytes=freed_bytes)
+    ]
+    return _with_packs(replace(plan, manifests=going), seen, prefix, packs)
+
+
+def _with_packs(
+    plan: PrunePlan, seen: Inventory, prefix: str, packs: Collection[str]
+) -> PrunePlan:
+    """Return a plan that deletes no more than some of its packs."""
+    sizes, stay = _sizes(seen), {*plan.packs}.difference(packs)
+    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in stay)
+    freed_bytes = plan.freed_bytes - spared if packs else 0
+    return replace(plan, packs=tuple(packs), freed_bytes=freed_bytes)
 
 
 def _sizes(seen: Inventory) -> dict[str, int]:
@@ -219,10 +240,16 @@ def _sizes(seen: Inventory) -> dict[str, int]:
     return {pack.key: pack.size_bytes for packs in needs for pack in packs}
 
 
-def _delete(tier: Tier, keys: Iterable[str], on_deleted: Callable[[str], None]) -> None:
+def _delete(
+    tier: Tier, keys: Iterable[str], on_deleted: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Delete some keys; return those that were."""
+    done = []
     for key in keys:
         tier.delete(key)
         on_deleted(key)
+        done.append(key)
+    return tuple(done)
 
 
 def _needed(kept: Sequence[Here]) -> set[str] | None:
@@ -268,8 +295,6 @@ def _candidate(one: Here) -> Candidate:
 
 def _held(tier: Tier) -> Collection[str]:
     """Return keys of packs that stay, since other nodes' checkpoints are rebuilt with them."""
-    if tier.level >= SHARED_LEVEL:
-        return ()
     try:
         return held_keys(tier, store_id(tier))
     except NotFoundError:  # No store, no member.

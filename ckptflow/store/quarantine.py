@@ -115,7 +115,7 @@ def reasons(lineage: Lineage, checkpoint: CheckpointId) -> list[Mapping[str, obj
         try:
             key = f"{lineage.id.prefix}/{quarantine_key(checkpoint, by)}"
             record = json.loads(lineage.fence_tier.get(key, size_bytes=1 << 16))
-        except (NotFoundError, ValueError):
+        except (NotFoundError, CorruptionError, ValueError, RecursionError):
             record = None
         found.append(record if isinstance(record, dict) else {"by": by})
     return found

@@ -10,6 +10,7 @@ leaves each object as it was or mended, and whoever repeats the repair goes on f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from ckptflow.store.catalog import Found, Lineage, decode_manifest
 from ckptflow.store.checking.packs import PackCheck, PackChecker, check_pack
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.find import is_there
+from ckptflow.store.guards import hold
 from ckptflow.store.quarantine import failures, lift_all
 from ckptflow.store.verify import verify_copy
 from ckptflow.tiers.tier import Dependent, Tier
@@ -219,18 +221,36 @@ class _Repair:
         *,
         listed: bool,
     ) -> bool:
-        reasons = [str(problem)]
+        reasons, key = [str(problem)], found.id.manifest_key
+
+        def stands() -> bool:
+            return not listed or self._is_there(tier, found.id)  # Else it was pruned meanwhile.
+
         for copy in [*copies.values(), *self._spare_copies(found.id, reasons)]:
-            if not self._mend_packs(
-                tier, copy.manifest, stands=lambda: not listed or self._is_there(tier, found.id)
-            ):
-                reasons.append(f"Packs that the one of {copy.source!r} names are lost.")
-            elif listed and not self._is_there(tier, found.id):
-                return False  # Pruned meanwhile.
-            else:
-                key = self._prefix + found.id.manifest_key
-                return self._put(tier, key, copy.data, copy.source, str(problem))
-        return self._lose(tier, found.id.manifest_key, reasons)
+            try:
+                with self._hold(tier, copy.manifest) as confirm:
+                    if self._mend_packs(tier, copy.manifest, stands=stands):
+                        if not stands():
+                            return False
+                        confirm()
+                        return self._put(
+                            tier, self._prefix + key, copy.data, copy.source, str(problem)
+                        )
+            except TierError as error:
+                return self._lose(tier, key, [*reasons, str(error)])
+            reasons.append(f"Packs that the one of {copy.source!r} names are lost.")
+        return self._lose(tier, key, reasons)
+
+    @contextlib.contextmanager
+    def _hold(self, tier: Tier, manifest: Manifest) -> Iterator[Callable[[], None]]:
+        """Until the manifest is there nothing else keeps its packs from a prune elsewhere."""
+        if self._dry_run:
+            yield lambda: None
+            return
+        ensure_store(tier)
+        packs = [pack.key for pack in manifest.packs]
+        with hold(tier, self._lineage.id, manifest.id, packs) as holding:
+            yield lambda: holding.confirm(found=True)
 
     def _spare_copies(self, checkpoint: CheckpointId, reasons: list[str]) -> Iterator[_Copy]:
         """Yield the manifests that spares can make, if they are those of the checkpoint."""

@@ -47,17 +47,20 @@ class Folders:
 
     def make(self, folder: Path) -> None:
         """Make ``folder`` and those above it, private to the user, each name durable."""
+        is_new = False
         try:
             found = folder.stat()
         except FileNotFoundError:
             self.make(folder.parent)
             with contextlib.suppress(FileExistsError):
                 self.disk.make_folder(folder)
+                is_new = True
             found = folder.stat()
         known = (folder, found.st_ino)
         if known not in self._durable:
             # Ours are private. What others own or may enter, others made, and a while ago.
-            if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            if is_new or private:  # Some mounts show one mode for all.
                 self.make(folder.parent)
                 self._sync_parent(folder)
             self._durable.add(known)

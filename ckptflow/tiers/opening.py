@@ -139,7 +139,9 @@ def _place_of(url: str | Path) -> dict[str, Any]:
     scheme = "fsspec+…" if scheme.startswith("fsspec+") else scheme  # And any protocol of it.
     if scheme not in _SCHEMES:
         known = ", ".join(f"{one}://" for one in sorted(_SCHEMES))
-        raise ConfigError(f"{str(url)!r}: a store is a folder, or an address of {known}.")
+        # What may hold a password is not repeated.
+        shown = f"{scheme}://…" if {"@", "?"} & set(str(url)) else str(url)
+        raise ConfigError(f"{shown!r}: a store is a folder, or an address of {known}.")
     named: type[HasAddresses] = _class_of(_SCHEMES[scheme])
     return named.spec_of(str(url))
 

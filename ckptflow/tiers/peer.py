@@ -9,10 +9,12 @@ is replaced. Every wait has a time-out, so a node that went down costs seconds a
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -78,7 +80,10 @@ class PeerTier:
     ) -> None:
         self._host, self._port = _parse(address)
         self._key, self._name, self._level, self._key_file = key, name, level, key_file
-        self._idle: list[Session] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._idle = os.getpid(), list[Session]()
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
 
@@ -89,6 +94,7 @@ class PeerTier:
     def from_spec(cls, spec: Mapping[str, Any]) -> PeerTier:
         """See `ckptflow.tiers.opening.Opens`."""
         key_file = spec.get("peer_key_file") or spec.get("key_file")
+        key_file = str(Path(key_file).expanduser().absolute()) if key_file else None
         key = StoreKey.from_file(key_file) if key_file else StoreKey.from_environment()
         if key is None:
             raise ConfigError(
@@ -254,6 +260,8 @@ class PeerTier:
         return answer
 
     def _with_session(self, talk: Callable[[Session], _T]) -> _T:
+        if self._pid != os.getpid():  # Forked: these connections are our parent's.
+            self._begin()
         with self._slots:
             session = self._usable_session()
             try:
@@ -276,7 +284,9 @@ class PeerTier:
         with self._lock:
             while self._idle:
                 session = self._idle.pop()
-                if not select.select([session.connection], [], [], 0)[0]:
+                waiting = select.poll()  # `select` cannot watch descriptors from 1024 on.
+                waiting.register(session.connection, select.POLLIN)
+                if not waiting.poll(0):
                     return session
                 session.close()  # The server has closed it, or says what nobody asked for.
         connection = None
@@ -287,7 +297,7 @@ class PeerTier:
             session = greet(connection, self._key)
             connection.settimeout(ANSWER_TIMEOUT_S)
             return session
-        except (OSError, EOFError, PeerError) as error:
+        except (OSError, EOFError, PeerError, UnicodeError) as error:  # The last of names.
             if connection is not None:
                 connection.close()
             raise TierUnavailable(
@@ -313,13 +323,15 @@ class _Refused(Exception):
 
 
 def _parse(address: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{address}")
+    shown = address if "@" not in address and "?" not in address else "…"  # Secrets.
+    wrong = ConfigError(f"{shown!r} is no address of a peer: write host:port.")
     try:
+        parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
-    if not host or not port or parts.username or parts.path or parts.query:
-        raise ConfigError(f"{address!r} is no address of a peer: write host:port.")
+        raise wrong from None
+    if not host or not port or parts.username is not None or parts.path or parts.query:
+        raise wrong
     return host, port
 
 

@@ -71,7 +71,10 @@ class PeerServer:
         self._tier, self._key, self._spool, self._note = tier, key, spool, note
         self._writable = check_key(writable_below, prefix=True)
         try:
-            self._listening = socket.create_server((host, port), backlog=CONNECTIONS_MAX)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listening = socket.create_server(
+                (host, port), family=family, backlog=CONNECTIONS_MAX
+            )
         except OSError as error:
             raise ConfigError(f"Nothing can listen on {host}:{port}: {error}.") from None
         self._listening.setblocking(False)  # noqa: FBT003 - the name of the standard library.
@@ -86,7 +89,7 @@ class PeerServer:
     def address(self) -> str:
         """``host:port`` as it is."""
         host, port = self._listening.getsockname()[:2]
-        return f"{host}:{port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def close(self) -> None:
         """Stop listening, end all connections, and wait until their threads have ended."""
@@ -234,8 +237,9 @@ class PeerServer:
             raise PeerError(f"A value of {size} bytes is too long.")
         with tempfile.TemporaryFile(dir=self._spool, prefix="ckptflow-") as file:
             _receive_file(session, file, size)
-            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as value_there:
-                yield value_there
+            # It is not closed here: when the tier fails, the frames of its error still look
+            # into it, and closing would raise over that error. It goes with them.
+            yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
     def _check_writable(self, key: str) -> None:
         check_key(key)

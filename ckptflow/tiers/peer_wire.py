@@ -144,8 +144,9 @@ def greet(connection: socket.socket, key: StoreKey) -> Session:
         PeerError: it has not got the key, or is no such server.
         EOFError: it closed: we have not got its key.
     """
+    end = time.monotonic() + PROOF_TIMEOUT_S
     opening = bytearray(len(MAGIC) + NONCE_BYTES)
-    receive_exactly(connection, memoryview(opening))
+    receive_exactly(connection, memoryview(opening), until=end)
     if opening[: len(MAGIC)] != MAGIC:
         raise PeerError("What answers there is no peer of ckptflow.")
     own, theirs = os.urandom(NONCE_BYTES), bytes(opening[len(MAGIC) :])
@@ -153,7 +154,7 @@ def greet(connection: socket.socket, key: StoreKey) -> Session:
         raise PeerError("The server has repeated our nonce.")
     connection.sendall(own + _proof(key, b"client", theirs, own))
     proof = bytearray(MAC_BYTES)
-    receive_exactly(connection, memoryview(proof))
+    receive_exactly(connection, memoryview(proof), until=end)
     if not hmac.compare_digest(proof, _proof(key, b"server", theirs, own)):
         raise PeerError("The server has not got the key of the store.")
     to_server, to_client = _session_keys(key, theirs, own)

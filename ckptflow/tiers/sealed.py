@@ -91,6 +91,16 @@ class SealedTier(TierAround):
         def read(head: Head) -> bytes:
             left = max(0, head.size_bytes - start_bytes)
             size = left if size_bytes is None else min(size_bytes, left)
+            if not 0 < size <= SEGMENT_BYTES:  # Before memory is taken for what a head says.
+                self._check_size(key, head)
+            if not size:  # That nothing is there has to be sealed, too.
+                last = head.segment_count - 1
+                stored = self.inner.get(
+                    key,
+                    start_bytes=segments_start(last),
+                    size_bytes=segments_start(last + 1) - segments_start(last),
+                )
+                Sealed(head, self._key, key).open(last, memoryview(stored))
             out = bytearray(size)
             self._read(key, head, memoryview(out), start_bytes)
             return bytes(out)
@@ -155,6 +165,11 @@ class SealedTier(TierAround):
             plain = memoryview(sealed.open(number, piece))[skipped:][: len(target) - filled]
             target[filled : filled + len(plain)] = plain
             filled += len(plain)
+
+    def _check_size(self, key: str, head: Head) -> None:
+        """Raise unless there is as much as the head says: before memory is taken for it."""
+        if self.size(key) != head.size_bytes:
+            raise ForgedError(f"{self._where(key)} has not the size that its head says.")
 
     def _with_head(self, key: str, read: Callable[[Head], R]) -> R:
         """Call ``read`` with the head of an object; once more if it was put anew meanwhile."""

@@ -102,7 +102,8 @@ class SftpTier:
         except ValueError as error:
             raise ConfigError(f"{url!r}: {error}.") from error
         if not parts.hostname or not parts.path.strip("/") or parts.query or parts.fragment:
-            raise ConfigError(f"{url!r}: write sftp://user@host:port/absolute/path.")
+            shown = url.partition("?")[0]  # What may hold a secret is not repeated.
+            raise ConfigError(f"{shown!r}: write sftp://user@host:port/absolute/path.")
         fields = {
             "kind": "sftp",
             "name": "store",

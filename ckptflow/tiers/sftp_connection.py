@@ -9,9 +9,12 @@ so is a configuration that switches the check off. Who we are comes from the age
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +30,7 @@ _KNOWN_HOSTS = (
     "/etc/ssh/ssh_known_hosts",
     "/etc/ssh/ssh_known_hosts2",
 )
+_on_moved: ContextVar[Callable[[], None]] = ContextVar("ckptflow_sftp_moved")
 _SILENT_PROBES = 3  # A peer that answers none of so many in a row is gone.
 
 
@@ -112,6 +116,16 @@ class SftpConnections:
     ) -> _T:
         import asyncssh
 
+        # The daemon may answer probes while SFTP itself, or the file system below it, hangs.
+        loop, timeout_s = asyncio.get_running_loop(), self._address.timeout_s
+        watch = loop.call_later(timeout_s, connection.abort)
+
+        def later() -> None:
+            nonlocal watch
+            watch.cancel()
+            watch = loop.call_later(timeout_s, connection.abort)
+
+        _on_moved.set(later)
         try:
             result = await action(connection.sftp)
         except asyncssh.SFTPError as error:
@@ -123,8 +137,16 @@ class SftpConnections:
         except BaseException:  # In the middle of something: not fit for anybody else.
             connection.abort()
             raise
+        finally:
+            watch.cancel()
         self._idle.append(connection)
         return result
+
+
+def moved() -> None:
+    """Say that the server answers: it has its whole time for what comes next."""
+    with contextlib.suppress(LookupError):
+        _on_moved.get()()
 
 
 def lost_errors() -> tuple[type[Exception], ...]:

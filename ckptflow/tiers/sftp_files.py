@@ -20,6 +20,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from ckptflow.tiers.durable import PARTIAL_SUFFIX, is_partial
+from ckptflow.tiers.sftp_connection import moved
 from ckptflow.tiers.tier import is_key_part
 from ckptflow.units import MIB
 
@@ -64,8 +65,11 @@ async def read_into(sftp: Any, path: str, view: memoryview, start_bytes: int) ->
     async with sftp.open(path, "rb") as file:
         async for offset, piece in await file.read_parallel(len(view), start_bytes):
             first = offset - start_bytes
+            if not 0 <= first <= len(view) - len(piece):
+                raise OSError("the server sends other bytes than it was asked for")
             view[first : first + len(piece)] = piece
             filled += len(piece)
+            moved()
     return filled
 
 
@@ -117,6 +121,7 @@ async def entries(sftp: Any, folder: str) -> list[tuple[str, bool, Any]]:
         found = [entry async for entry in sftp.scandir(folder)]
     except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath):
         return []
+    moved()
     return [
         (entry.filename, kinds[entry.attrs.type], entry.attrs)
         for entry in found
@@ -209,6 +214,7 @@ async def _write_synced(file: Any, parts: Sequence[Buffer]) -> None:
     for batch in _batches(parts):
         await file.write(batch, offset)
         offset += len(batch)
+        moved()
     with contextlib.suppress(asyncssh.SFTPOpUnsupported):
         await file.fsync()
 

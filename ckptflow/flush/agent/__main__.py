@@ -23,7 +23,13 @@ def main(folder: str, ready: str) -> None:
     os.umask(0o077)
     descriptor = int(ready)
 
+    said = False
+
     def say(text: str) -> None:
+        nonlocal said
+        if said:  # By now the number may be that of another file.
+            return
+        said = True
         with contextlib.suppress(OSError):  # It was said before, or nobody listens any more.
             os.write(descriptor, text.encode()[:4000])
             os.close(descriptor)

@@ -17,13 +17,15 @@ from ckptflow.flush.agent.starting import connected
 from ckptflow.flush.options import Flushing
 from ckptflow.tiers.tier import Tier
 
+ANSWER_S = 30.0  # An agent that is stopped, or hangs, says nothing for ever.
+
 
 def folder_of(tiers: Sequence[Tier]) -> Path:
     """Return the folder of the agent for these tiers on this node, if there were one."""
     return agent_folder([tier.spec for tier in tiers])
 
 
-def ask(folder: Path, op: str, **fields: Any) -> Message:
+def ask(folder: Path, op: str, *, within_s: float = ANSWER_S, **fields: Any) -> Message:
     """Ask the agent of a folder something, and return its answer.
 
     Raises:
@@ -32,6 +34,7 @@ def ask(folder: Path, op: str, **fields: Any) -> Message:
         FlushError: it refused; the message says why.
     """
     with connect(folder) as connection:
+        connection.settimeout(within_s)
         try:
             send(connection, {"op": op, **fields})
             while (answer := receive(connection)) is not None:
@@ -67,7 +70,9 @@ def wait_for_run(
     if of_run(ledger.pending()):
         try:
             connected(folder, [tier.spec for tier in tiers], options).close()
-            answer = ask(folder, "wait", run=run, timeout_s=timeout_s)
+            answer = ask(
+                folder, "wait", within_s=timeout_s + ANSWER_S, run=run, timeout_s=timeout_s
+            )
         except (TierError, FlushError) as error:
             problems = [f"{entry} waits: {error}" for entry in of_run(ledger.pending())]
         else:

@@ -172,7 +172,7 @@ class AgentFlusher:
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._work, name="ckptflow-agent", daemon=True
+                    target=self._run, name="ckptflow-agent", daemon=True
                 )
                 self._thread.start()
             elif self._connection is not None:
@@ -201,6 +201,8 @@ class AgentFlusher:
             left = len(self._asked)
             if not left:
                 self._hang_up()
+            elif self._connection is not None:  # Nobody passes failures on.
+                self._leave(self._connection)
         if left:
             _log.info("%d copies are still on their way; the agent goes on with them.", left)
         elif self._thread is not None:
@@ -209,6 +211,15 @@ class AgentFlusher:
             self._own.close()
 
     # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - the boundary of this thread
+            _log.error("Checkpoints are copied by the task itself: talking broke: %r", error)
+            with self._changed:
+                self._connection = None
+            self._give_up()
 
     def _work(self) -> None:
         """Talk to the agent until everything is over, or no agent can be had."""
@@ -239,6 +250,8 @@ class AgentFlusher:
             if self._closing and not self._asked:
                 return False
             self._connection = connection
+            if self._closing:
+                self._leave(connection)
             for asked in list(self._asked.values()):
                 asked.taken = False
                 self._ask(connection, asked)
@@ -247,6 +260,11 @@ class AgentFlusher:
             while (message := receive(connection)) is not None:
                 progress = self._heard(message) or progress
         return progress
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Say that failures are to be told to the end of the run, too."""
+        with contextlib.suppress(OSError):
+            send(connection, {"op": "leave"})
 
     def _ask(self, connection: socket.socket, asked: _Asked) -> None:
         """Send a request; if the agent is gone the thread notices, and asks the next one."""

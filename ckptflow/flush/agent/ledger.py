@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from ckptflow.tiers.tier import Tier
 
 PENDING, FAILED, STORES = "pending", "failed", "stores.json"
 FAILED_MAX = 1000
+
+_log = logging.getLogger("ckptflow")
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(\d{12})\.(\d{8})\.[0-9a-f]{16}\.json")
 
@@ -127,6 +130,10 @@ class Ledger:
         """Forget a request: its checkpoint has arrived, or is not needed any more."""
         (self._pending / entry.name).unlink(missing_ok=True)
 
+    def has(self, entry: Entry) -> bool:
+        """Tell whether a request is to be carried out."""
+        return (self._pending / entry.name).exists()
+
     def fail(self, entry: Entry, error: str, *, reported: bool) -> None:
         """Keep why a request failed, and forget that it is to be carried out."""
         failed = replace(entry, error=error, reported=reported)
@@ -199,5 +206,8 @@ def _entries(folder: Path) -> list[Entry]:
         except FileNotFoundError:  # It was carried out meanwhile.
             continue
         except (ValueError, CheckpointError):
-            path.unlink(missing_ok=True)  # Nothing that an agent wrote.
+            aside = folder.parent / f"unread-{path.name}"  # Of a newer version, maybe.
+            _log.warning("%s cannot be read by this version: now it is %s.", path, aside)
+            with contextlib.suppress(OSError):
+                path.rename(aside)
     return sorted(entries, key=lambda entry: (entry.since, entry.id))

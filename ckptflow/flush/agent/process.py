@@ -13,7 +13,15 @@ from pathlib import Path
 
 import psutil
 
-from ckptflow.flush.agent.folder import LOCK, TIERS, check_private, sweep_leases, try_lock
+from ckptflow.flush.agent.folder import (
+    LEASES,
+    LOCK,
+    TIERS,
+    check_private,
+    make_private,
+    sweep_leases,
+    try_lock,
+)
 from ckptflow.flush.agent.server import Agent
 from ckptflow.flush.options import Flushing
 from ckptflow.tiers import durable
@@ -54,9 +62,10 @@ def run_agent(
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO,
-            format="%(asctime)s %(levelname)s %(message)s",
+            format=_LINE,
         )
         _step_back(options.nice)
+        make_private(folder / LEASES)  # Who cleans /tmp removes empty folders.
         sweep_leases(folder)
         specs = json.dumps([tier.spec for tier in tiers])
         durable.write_atomic(folder / TIERS, [specs.encode()])

@@ -33,6 +33,7 @@ LIST_MAX = 2000  # Rows of a list in one answer.
 
 _SEND_S = 10  # A client that does not read for so long is given up.
 _WAIT_MAX_S, _PAUSE_S = 3600.0, 0.5
+_RECOVER_S = 30.0  # Between two tries to begin what is on file.
 _log = logging.getLogger("ckptflow")
 
 
@@ -76,7 +77,7 @@ class Agent:
     def stop(self, grace_s: float) -> None:
         """Ask it to scavenge for ``grace_s`` at most, and end. Safe in a signal handler."""
         self._grace_s = grace_s
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # Full, or closed: it has ended already.
             self._wake_writer.send(b"x")
 
     def serve(self) -> None:
@@ -85,7 +86,7 @@ class Agent:
         idle_since_s = time.monotonic()
         while self._grace_s is None:
             ready, _, _ = select.select(
-                [self._listener, self._wake_reader], [], [], self._idle_s
+                [self._listener, self._wake_reader], [], [], self._pause_s(complete=complete)
             )
             if self._wake_reader in ready:
                 self._wake_reader.recv(4096)
@@ -99,6 +100,12 @@ class Agent:
             else:
                 idle_since_s = time.monotonic()
         self._end()
+
+    def _pause_s(self, *, complete: bool) -> float | None:
+        """Return for how long to wait: for good where a message or `_over` wakes us."""
+        if not complete:
+            return min(max(self._idle_s, _PAUSE_S), _RECOVER_S)
+        return max(self._idle_s, _PAUSE_S)
 
     def _end(self) -> None:
         """Leave: nobody gets an answer any more, so nobody relies on one."""
@@ -153,6 +160,7 @@ class Agent:
             with contextlib.suppress(OSError):
                 while (message := receive(connection)) is not None:
                     client.send(self._answer(message, client))
+                    self._work.mark_reported(client.take_told())
                     if self._grace_s is not None:
                         break
         except FormatError as error:
@@ -173,6 +181,7 @@ class Agent:
             "wait": self._wait,
             "scavenge": self._scavenge,
             "stop": self._stop,
+            "leave": self._leave,
         }
         wanted = message.get("op")
         try:
@@ -199,7 +208,7 @@ class Agent:
             "consolidations": [asdict(one) for one in self._work.upkept()],
         }
 
-    def _wait(self, message: Message, _client: _Client) -> Message:
+    def _wait(self, message: Message, client: _Client) -> Message:
         wanted = {
             key: message[key]
             for key in ("run", "task", "step", "attempt", "target")
@@ -213,7 +222,7 @@ class Agent:
         timeout_s = min(float(message["timeout_s"]), _WAIT_MAX_S)
         pending, failed = self._work.wait(is_meant, timeout_s, awaited="step" in wanted)
         new = [entry for entry in failed if not entry.reported]
-        self._work.mark_reported(new)
+        client.told += new  # Marked when the answer has gone out.
         return {
             "pending": [entry.as_json() for entry in pending[:LIST_MAX]],
             "failed": [entry.as_json() for entry in failed[-LIST_MAX:]],
@@ -222,6 +231,10 @@ class Agent:
     def _scavenge(self, message: Message, _client: _Client) -> Message:
         report = self._work.scavenge(float(message["deadline_s"]), go_on=True)
         return {"report": {**asdict(report), "rescues": [asdict(o) for o in report.rescues]}}
+
+    def _leave(self, _message: Message, client: _Client) -> Message:
+        client.listens = False
+        return {}
 
     def _stop(self, message: Message, _client: _Client) -> Message:
         self.stop(float(message["grace_s"]))
@@ -233,11 +246,23 @@ class _Client:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._lock = connection, threading.Lock()
+        self.listens = True  # Whether somebody still acts on what it hears.
+        self.told: list[Entry] = []
+
+    def take_told(self) -> list[Entry]:
+        """Return the failures that the last answer told of, once."""
+        told, self.told = self.told, []
+        return told
 
     def send(self, message: Message) -> None:
         """Send one message; see `protocol.send`."""
         with self._lock:
-            send(self._connection, message)
+            try:
+                send(self._connection, message)
+            except OSError:  # Maybe half of it went out: nothing can follow that.
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                raise
 
     def tell(self, entry: Entry, error: CheckpointError | None) -> bool:
         """Tell that a copy is over; return whether it was heard."""
@@ -248,7 +273,7 @@ class _Client:
             self.send({"event": "over", "name": entry.name, "error": text, "cause": kind})
         except OSError:
             return False
-        return True
+        return self.listens
 
 
 def _refusal(error: Exception) -> Message:

@@ -117,7 +117,11 @@ def _launch(folder: Path, writer: int) -> subprocess.Popen[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    kept = {}
+    for key in list(os.environ):  # Other threads change it meanwhile.
+        value = os.environ.get(key)
+        if value is not None and key not in NOT_INHERITED:
+            kept[key] = value
     ours = str(Path(__file__).parents[3])
     paths = [ours, *kept.get("PYTHONPATH", "").split(os.pathsep)]
     kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -129,7 +133,9 @@ def _answer(reader: int) -> str:
     """Return what the agent says when it is ready or gives up; empty if it says nothing."""
     data, ends_s = b"", time.monotonic() + START_S
     while (left_s := ends_s - time.monotonic()) > 0:
-        if not select.select([reader], [], [], left_s)[0]:
+        poll = select.poll()  # `select` takes no descriptor above 1023.
+        poll.register(reader, select.POLLIN)
+        if not poll.poll(left_s * 1000):
             break
         piece = os.read(reader, 4096)
         if not piece:

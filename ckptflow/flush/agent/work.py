@@ -27,7 +27,7 @@ from ckptflow.errors import (
 from ckptflow.flush.agent.folder import held, lease_path, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger
 from ckptflow.flush.agent.upkeep import Upkeep, Upkept
-from ckptflow.flush.copying import GivenUp, manifest_on
+from ckptflow.flush.copying import GivenUp, Superseded, manifest_on
 from ckptflow.flush.flusher import Flusher
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.requests import Flight, FlushProgress, FlushRequest
@@ -130,17 +130,19 @@ class Work:
         """Carry out what the ledger has; tell whether all of it could be begun."""
         complete = True
         for entry in self._ledger.pending():
+            if entry.name in self._entries:
+                continue
+            try:  # Not under the lock: a tier may hang.
+                target, manifest = self._tier(entry.target), self._manifest(entry)
+            except TierError as error:
+                _log.warning("%s waits: %s", entry, error)
+                complete = False
+                continue
+            except CheckpointError as error:
+                self._note_failure(entry, error)
+                continue
             with self._changed:
-                if entry.name in self._entries:
-                    continue
-                try:
-                    target, manifest = self._tier(entry.target), self._manifest(entry)
-                except TierError as error:
-                    _log.warning("%s waits: %s", entry, error)
-                    complete = False
-                except CheckpointError as error:
-                    self._ledger.fail(entry, str(error), reported=False)
-                else:
+                if entry.name not in self._entries and self._ledger.has(entry):
                     self._entries[entry.name] = entry
                     self._submit(entry, target, manifest)
         return complete
@@ -160,7 +162,8 @@ class Work:
         """
 
         def left() -> list[Entry]:
-            return [entry for entry in self._entries.values() if is_meant(entry)]
+            there = {entry.name: entry for entry in self._ledger.pending()}
+            return [one for one in {**there, **self._entries}.values() if is_meant(one)]
 
         def heard(_entry: Entry, _error: CheckpointError | None) -> bool:
             return True
@@ -217,16 +220,17 @@ class Work:
             self._paused = True
         self._upkeep.pause()
         self._flusher.cancel()
-        report = scavenge(
-            self._tiers, deadline_s, options=self._options, rates=self._flusher.rates()
-        )
-        if go_on:
-            with self._changed:
-                self._paused = False
-                self._entries.clear()
-            self.recover()
-            self._upkeep.go_on()
-        return report
+        try:
+            return scavenge(
+                self._tiers, deadline_s, options=self._options, rates=self._flusher.rates()
+            )
+        finally:
+            if go_on:
+                with self._changed:
+                    self._paused = False
+                    self._entries.clear()
+                self.recover()
+                self._upkeep.go_on()
 
     def close(self) -> None:
         """End the threads, when no copies are on their way any more."""
@@ -238,30 +242,50 @@ class Work:
             FlushRequest(
                 manifest,
                 target,
-                partial(self._over, entry),
+                partial(self._over, entry, manifest),
                 entry.retention,
                 lambda: bool(self._followers.get(entry.name)),
                 dict(entry.elsewhere),
             )
         )
 
-    def _over(self, entry: Entry, error: CheckpointError | None) -> None:
+    def _over(self, entry: Entry, manifest: Manifest, error: CheckpointError | None) -> None:
         """Note that a copy has arrived, or failed, and tell who follows it."""
         if isinstance(error, GivenUp):
             return  # For the sake of others; it stays in the ledger.
         with self._changed:
+            if isinstance(error, Superseded):
+                if self._followers.get(entry.name):  # Somebody asked for it just now.
+                    self._submit(entry, self._tier(entry.target), manifest)
+                    return
+                error = None
             followers = self._followers.pop(entry.name, [])
             self._entries.pop(entry.name, None)
             if error is None:
-                self._ledger.done(entry)
+                self._note_done(entry)
             else:
                 _log.error("%s", error)
-                self._ledger.fail(entry, str(error), reported=False)
+                self._note_failure(entry, error)
             self._changed.notify_all()
         self._upkeep.look()
         heard = [follower(entry, error) for follower in followers]
         if error is not None and any(heard):
-            self._ledger.mark_reported(replace(entry, error=str(error)))
+            try:
+                self._ledger.mark_reported(replace(entry, error=str(error)))
+            except OSError as problem:  # It is told once more.
+                _log.error("That %s failed cannot be noted: %s", entry, problem)
+
+    def _note_done(self, entry: Entry) -> None:
+        try:
+            self._ledger.done(entry)
+        except OSError as error:  # The next agent finds that it has arrived.
+            _log.error("That %s has arrived cannot be noted: %s", entry, error)
+
+    def _note_failure(self, entry: Entry, failure: CheckpointError) -> None:
+        try:
+            self._ledger.fail(entry, str(failure), reported=False)
+        except OSError as error:  # It stays on file: the next agent tries it.
+            _log.error("That %s failed cannot be noted: %s", entry, error)
 
     def _arrived(self, request: FlushRequest) -> None:
         """Make room where a checkpoint has arrived, and have it looked after."""

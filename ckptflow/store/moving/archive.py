@@ -201,7 +201,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, limit_bytes: int) -> by
 def _json(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptionError(f"The archive has no JSON where it should: {error}.") from error
     if not isinstance(found, dict):
         raise CorruptionError("The archive has no JSON object where it should.")

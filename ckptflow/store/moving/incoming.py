@@ -18,6 +18,7 @@ from ckptflow.model import LineageId, Manifest, PackRef
 from ckptflow.store.catalog import decode_manifest
 from ckptflow.store.copies import open_pack
 from ckptflow.store.descriptor import ensure_store
+from ckptflow.store.guards import hold
 from ckptflow.store.moving.items import Item, ManifestItem, MoveReport, Pack, Record
 from ckptflow.tiers.tier import Tier
 
@@ -118,6 +119,12 @@ class Incoming:
         self._count(item.data)
         self._packs[item.lineage].add(item.ref)
 
+    def _is_there(self, lineage: LineageId, pack: PackRef) -> bool:
+        try:
+            return self._target.size(f"{lineage.prefix}/{pack.key}") == pack.size_bytes
+        except NotFoundError:
+            return False
+
     def _take_manifest(self, item: ManifestItem) -> None:
         key, lineage = self._key(item), self._renamed(item.lineage)
         manifest = decode_manifest(item.data, item.lineage, item.id, where=f"{item.key!r}")
@@ -132,8 +139,20 @@ class Incoming:
             data = manifest_file.encode(manifest)
         there = self._there(key)
         if there is None:
-            self._target.put(key, [data])  # The commit there.
-            self._count(data)
+            packs = [pack.key for pack in manifest.packs]
+            with hold(self._target, lineage, item.id, packs) as holding:
+                # No manifest named them before the hold: a prune may have taken some.
+                gone = {pack for pack in manifest.packs if not self._is_there(lineage, pack)}
+                if not gone:
+                    holding.confirm(found=True)
+                    self._target.put(key, [data])  # The commit there.
+                    self._count(data)
+            if gone:
+                self._packs[item.lineage] -= gone
+                self.report.left.append(
+                    f"{lineage} {item.id} was left behind: a prune took packs of it. Repeat."
+                )
+                return
         elif _is_same(there, data, manifest):
             self.report.same += 1
         else:

@@ -8,6 +8,7 @@ It is no proof of anything: who answers at the address has to have the key of th
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ ANNOUNCEMENT_BYTES_MAX = 1 << 16
 GROUPS_MAX = 16
 
 _KEY = re.compile(rf"{PEERS}/([0-9a-f]{{32}})\.json")
-_HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _TEXT_MAX = 200
 
 
@@ -90,6 +91,16 @@ def announced(
     return found
 
 
+def _is_host(host: str) -> bool:
+    """Tell whether it is a name or an address that can be asked for."""
+    if _HOST.fullmatch(host):
+        return True
+    try:
+        return ipaddress.IPv6Address(host).scope_id is None
+    except ValueError:
+        return False
+
+
 def _read(data: bytes, store: str, *, where: str) -> Announcement:
     try:
         fields = json.loads(data)
@@ -104,7 +115,7 @@ def _read(data: bytes, store: str, *, where: str) -> Announcement:
                 texts = [since, *groups, *groups.values()]
                 if (
                     own == store
-                    and _HOST.fullmatch(host)
+                    and _is_host(host)
                     and 0 < port < 1 << 16
                     and len(groups) <= GROUPS_MAX
                     and all(isinstance(one, str) and len(one) <= _TEXT_MAX for one in texts)

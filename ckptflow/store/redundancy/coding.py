@@ -222,9 +222,9 @@ def read_object(
 
 
 class _PieceFailed(Exception):
-    def __init__(self, number: int, reason: str) -> None:
-        self.number, self.reason = number, reason
-        super().__init__(reason)
+    def __init__(self, number: int, error: CheckpointError) -> None:
+        self.number, self.reason, self.error = number, str(error), error
+        super().__init__(self.reason)
 
 
 class _WrongResult(Exception):
@@ -268,7 +268,7 @@ def _block_of(stripe: Stripe, number: int, block: int, tiers: Mapping[str, Tier]
             tier.read_into(piece.key, target.data, start_bytes=start)
         return target
     except UNREADABLE as error:
-        raise _PieceFailed(number, str(error)) from error
+        raise _PieceFailed(number, error) from error
 
 
 def _parity_block(stripe: Stripe, number: int, block: int, tier: Tier) -> Bytes:
@@ -281,8 +281,14 @@ def _parity_block(stripe: Stripe, number: int, block: int, tier: Tier) -> Bytes:
     return stored
 
 
-def problem_of(stripe: Stripe, number: int, tiers: Mapping[str, Tier]) -> str | None:
-    """Read a whole piece, compare it with its seal, and say what is wrong with it."""
+def problem_of(
+    stripe: Stripe, number: int, tiers: Mapping[str, Tier], *, silent_is_bad: bool = True
+) -> str | None:
+    """Read a whole piece, compare it with its seal, and say what is wrong with it.
+
+    Raises:
+        TierError: its tier did not answer, and ``silent_is_bad`` is not set.
+    """
     sealing = hashlib.blake2b(digest_size=SEAL_BYTES)
     is_data = number < len(stripe.data)
     size_bytes = stripe.data[number].size_bytes if is_data else stripe.parity_bytes
@@ -290,6 +296,8 @@ def problem_of(stripe: Stripe, number: int, tiers: Mapping[str, Tier]) -> str | 
         try:
             sealing.update(_block_of(stripe, number, block, tiers).data)
         except _PieceFailed as failed:
+            if isinstance(failed.error, TierError) and not silent_is_bad:
+                raise failed.error from None
             return failed.reason
     if is_data and sealing.digest() != stripe.data[number].seal:
         piece = stripe.data[number]

@@ -10,10 +10,11 @@ the checkpoint's protection. ``tests/unit/test_redundancy_crashes.py`` crashes b
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptflow.errors import TierDenied, TierError, TierFull
 from ckptflow.model import CheckpointId
@@ -78,6 +79,7 @@ def protect(
         make_id: draws the ids of stripes.
         block_bytes: parity in one object.
     """
+    _describe_again(survey)
     work = _Round(survey, scheme, set(assumed), make_id, block_bytes)
     while work.able():
         packs = [held for held in work.wishes() if held.pack is not None]
@@ -97,6 +99,20 @@ def members_with_wishes(
     """Return the members that hold packs which need a stripe."""
     work = _Round(survey, scheme, set(assumed), new_id, BLOCK_BYTES)
     return frozenset(held.member for held in work.wishes() if held.pack is not None)
+
+
+def _describe_again(survey: Survey) -> None:
+    """Put descriptors that are lost or damaged: what a member holds follows from its own."""
+    for name, seen in list(survey.stripes.items()):
+        lacking = {*seen.stripe.members} & survey.members.keys() - seen.described
+        described = set(seen.described)
+        for one in sorted(lacking):
+            with contextlib.suppress(MemberFailed):
+                put_on(survey.members[one], seen.stripe.descriptor_key, encode(seen.stripe))
+                described.add(one)
+        if lacking:
+            survey.forget(name)
+            survey.add(replace(seen, described=frozenset(described)))
 
 
 def _is_manifest(held: Held) -> bool:

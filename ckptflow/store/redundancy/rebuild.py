@@ -17,7 +17,8 @@ from ckptflow.data.buffers import Bytes
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import CheckpointId, LineageId, Manifest, PackRef, parse_attempt_key
 from ckptflow.store.descriptor import ensure_store
-from ckptflow.store.redundancy.coding import read_object
+from ckptflow.store.guards import hold
+from ckptflow.store.redundancy.coding import problem_of, read_object
 from ckptflow.store.redundancy.stripes import DataPiece, parse_object_key
 from ckptflow.store.redundancy.survey import Survey
 from ckptflow.tiers.tier import Tier
@@ -141,13 +142,16 @@ class _Rebuild:
                     f"It may be void: where attempt {newer} went on from cannot be rebuilt."
                 )
             blocks, manifest = self._manifest(lineage, checkpoint, key)
-            for pack in manifest.packs:
-                self._bring_pack(lineage, pack)
+            packs = [pack.key for pack in manifest.packs]
+            with hold(self._target, lineage, checkpoint, packs) as holding:
+                for pack in manifest.packs:
+                    self._bring_pack(lineage, pack)
+                holding.confirm(found=True)
+                self._put(key, blocks)  # The commit there.
         except (CorruptionError, FormatError) as error:
             reason = "; ".join([str(error), *getattr(error, "__notes__", ())])
             self._done.failed.append((lineage, checkpoint, reason))
             return
-        self._put(key, blocks)  # The commit there.
         self._done.checkpoints.append((lineage, checkpoint))
 
     def _manifest(
@@ -163,13 +167,21 @@ class _Rebuild:
 
     def _bring_pack(self, lineage: LineageId, pack: PackRef) -> None:
         key = f"{lineage.prefix}/{pack.key}"
-        if self._size_there(key) == pack.size_bytes:
+        if self._size_there(key) == pack.size_bytes and self._is_sound_there(key):
             return
         for piece, blocks in _candidates(self._survey, self._member, key):
             if piece.size_bytes == pack.size_bytes:
                 self._put(key, blocks)
                 return
         raise CorruptionError(f"{key!r} is in no stripe: it was not protected.")
+
+    def _is_sound_there(self, key: str) -> bool:
+        """Tell whether what is on the target is what a stripe was made of."""
+        tiers = {self._member: self._target}
+        known = self._survey.of_key(self._member, key)
+        return not known or any(
+            problem_of(seen.stripe, number, tiers) is None for seen, number in known
+        )
 
     def _size_there(self, key: str) -> int | None:
         try:

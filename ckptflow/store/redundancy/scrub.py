@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ckptflow.errors import TierError
 from ckptflow.store.redundancy.coding import problem_of
 from ckptflow.store.redundancy.survey import Survey
 
@@ -45,7 +46,11 @@ def scrub(survey: Survey) -> list[Damaged]:
     for name, seen in list(survey.stripes.items()):
         stripe, bad = seen.stripe, set[int]()
         for number in sorted(seen.present):
-            if (reason := problem_of(stripe, number, tiers)) is None:
+            try:
+                reason = problem_of(stripe, number, tiers, silent_is_bad=False)
+            except TierError:  # It was not read: nobody knows that it is damaged.
+                continue
+            if reason is None:
                 continue
             member, keys = stripe.members[number], stripe.keys_of(number)
             found.append(Damaged(name, number, member, keys, reason))

@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptflow import manifest as manifest_file
-from ckptflow.errors import CorruptionError, FormatError, NotFoundError, TierError
+from ckptflow.errors import (
+    CorruptionError,
+    FormatError,
+    NotFoundError,
+    TierError,
+    TierUnavailable,
+)
 from ckptflow.manifest import seal
 from ckptflow.model import LINEAGES, CheckpointId, LineageId, PackRef
 from ckptflow.policy.groups import Node
@@ -196,6 +202,22 @@ def member_of(tier: Tier, groups: Mapping[str, str] | None = None) -> Member:
     return Member(store_id(tier), tier, groups or {})
 
 
+def check_identity(member: Member) -> None:
+    """Raise unless it is that member who answers: another store may have its address by now.
+
+    Raises:
+        TierUnavailable: it is another one, or none.
+    """
+    try:
+        found = store_id(member.tier)
+    except (NotFoundError, CorruptionError, FormatError) as error:
+        raise TierUnavailable(f"Tier {member.tier.name!r} is no store: {error}") from error
+    if found != member.id:
+        raise TierUnavailable(
+            f"At tier {member.tier.name!r} store {found[:8]} answers, not {member.id[:8]}."
+        )
+
+
 def look(
     members: Sequence[Member], *, note: Callable[[str], None] = lambda _text: None
 ) -> Survey:
@@ -209,6 +231,7 @@ def look(
     silent: dict[str, str] = {}
     for member in members:
         try:
+            check_identity(member)
             looks[member.id] = _look_at(member, note)
         except TierError as error:
             silent[member.id] = str(error)
@@ -262,7 +285,11 @@ def _look_at_object(
     if parsed is None or CheckpointId.of_pack(parsed[1]):
         return
     lineage, within = parsed
-    data = member.tier.get(key)
+    try:
+        data = member.tier.get(key)
+    except CorruptionError as error:  # It is sealed, and forged or damaged.
+        note(f"It gets no redundancy: {error}")
+        return
     if CheckpointId.of_manifest(within):
         try:
             manifest = manifest_file.decode(data, where=f"{key!r} on tier {member.tier.name!r}")

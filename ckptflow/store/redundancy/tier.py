@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import Buffer
@@ -24,6 +25,7 @@ from ckptflow.errors import (
     CheckpointError,
     ConfigError,
     CorruptionError,
+    FormatError,
     NotFoundError,
     TierError,
 )
@@ -40,7 +42,7 @@ from ckptflow.store.redundancy.stripes import (
     is_stripe_id,
     parse_object_key,
 )
-from ckptflow.store.redundancy.survey import Member
+from ckptflow.store.redundancy.survey import Member, check_identity
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.storekey import KEY_FILE_VARIABLE, StoreKey
 from ckptflow.tiers.tier import Tier, check_key
@@ -113,6 +115,7 @@ class RedundantTier:
     def from_spec(cls, spec: Mapping[str, Any]) -> RedundantTier:
         """See `ckptflow.tiers.opening.Opens`."""
         path = spec.get("peer_key_file") or spec["own"].get("key_file")
+        path = Path(path).expanduser().absolute() if path else None
         key = StoreKey.from_file(path) if path else StoreKey.from_environment()
         if key is None:
             raise ConfigError(
@@ -196,7 +199,9 @@ class RedundantTier:
         def read(tier: Tier) -> bytes:
             return tier.get(key, start_bytes=start_bytes, size_bytes=size_bytes)
 
-        value: bytes = self._read(key, read, lambda data: data[start_bytes:end])
+        value: bytes = self._read(
+            key, read, lambda data: data[start_bytes:end], start_bytes=start_bytes, end=end
+        )
         return value
 
     def read_into(self, key: str, target: Buffer, *, start_bytes: int = 0) -> None:
@@ -215,7 +220,13 @@ class RedundantTier:
         if not _is_coded(check_key(key)):
             self.own.read_into(key, target, start_bytes=start_bytes)
             return
-        self._read(key, lambda tier: tier.read_into(key, view, start_bytes=start_bytes), place)
+        self._read(
+            key,
+            lambda tier: tier.read_into(key, view, start_bytes=start_bytes),
+            place,
+            start_bytes=start_bytes,
+            end=start_bytes + len(view),
+        )
 
     def size(self, key: str) -> int:
         """See `Tier.size`."""
@@ -283,16 +294,26 @@ class RedundantTier:
         except NotFoundError:
             return False
 
-    def _read(self, key: str, read: Callable[[Tier], Any], part: Callable[[bytes], Any]) -> Any:
+    def _read(
+        self,
+        key: str,
+        read: Callable[[Tier], Any],
+        part: Callable[[bytes], Any],
+        *,
+        start_bytes: int,
+        end: int | None,
+    ) -> Any:
         """Read an object where it is sound, or make it anew and take a part of that."""
         found = self._found(key)
         look, failures = self._look(), list[CheckpointError]()
         for stripe, number in found:
             if (data := self._kept.rebuilt.get((stripe.id, key))) is not None:
                 return part(data)
+            size_bytes = stripe.data[number].size_bytes
+            whole = start_bytes == 0 and (end is None or end >= size_bytes)
             for member in self._holders(look, stripe.data[number].member):
                 try:
-                    self._check(member, stripe, number)
+                    self._check(member, stripe, number, anew=whole)
                     return read(member.tier)
                 except UNREADABLE as error:
                     failures.append(error)
@@ -309,17 +330,19 @@ class RedundantTier:
                 raised.add_note(text)
         raise raised
 
-    def _check(self, member: Member, stripe: Stripe, number: int) -> None:
+    def _check(self, member: Member, stripe: Stripe, number: int, *, anew: bool) -> None:
         """Raise unless a member's copy of an object is what was coded.
 
-        Each copy is read for that once; what goes wrong with it later its readers notice.
+        Before ranges are read from it, it is read for that once; before a whole read, as of a
+        manifest or for a repair, each time (``anew``): it may have been damaged since.
 
         Raises:
             CorruptionError: it is damaged, or cannot be read.
         """
         place = (member.id, stripe.id, number)
-        if place in self._kept.checked:
+        if place in self._kept.checked and not anew:
             return
+        self._kept.checked.discard(place)
         if problem := problem_of(stripe, number, {stripe.members[number]: member.tier}):
             raise CorruptionError(problem)
         if len(self._kept.checked) < CHECKED_MAX:
@@ -364,6 +387,7 @@ class RedundantTier:
         stripes: dict[str, Stripe] = {}
         for member in (own, *others):
             try:
+                check_identity(member)
                 names = [
                     one for one in member.tier.iter_folders(REDUNDANCY) if is_stripe_id(one)
                 ]
@@ -388,8 +412,8 @@ class RedundantTier:
         key = f"{REDUNDANCY}/{name}/stripe.json"
         try:
             stripe = decode(member.tier.get(key), where=f"{key!r} on tier {member.tier.name!r}")
-        except (NotFoundError, CorruptionError):  # Unfinished, released since, or damaged here.
-            return None
+        except (NotFoundError, CorruptionError, FormatError):
+            return None  # Unfinished, released since, damaged here, or of a newer version.
         return stripe if stripe.id == name else None
 
     def _forget(self) -> None:
