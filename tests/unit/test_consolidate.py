@@ -515,8 +515,9 @@ def test_a_consolidation_that_outlived_its_hold_changes_nothing(
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
+@pytest.mark.parametrize("first", ["disk", "middle"])
 def test_a_copy_goes_by_a_consolidated_one_when_packs_are_damaged(
-    disk: MemoryTier, damage: str
+    disk: MemoryTier, damage: str, first: str
 ) -> None:
     """The middle tier has the same checkpoint in sound packs of its own."""
     middle, far = MemoryTier("middle", level=2), MemoryTier("far", level=3)
@@ -530,5 +531,6 @@ def test_a_copy_goes_by_a_consolidated_one_when_packs_are_damaged(
     disk.delete(key)
     if damage == "flipped":
         disk.put(key, [bytes(data)])
-    copy_checkpoint([disk, middle], far, LINEAGE, old)
+    sources = sorted((disk, middle), key=lambda tier: tier.name != first)
+    copy_checkpoint(sources, far, LINEAGE, old)
     assert steps_restored(far) == [LAST.step]

@@ -9,6 +9,7 @@ another order, or fewer of them.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from nodes import Nodes, copy_of, lineage_of, restored_step, spoil
@@ -26,6 +27,7 @@ from ckptflow.store.resume import restore_newest
 from ckptflow.store.verify import verify
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.posix import PosixTier
 
 PARTNER = Scheme(name="partner", set_size=2, losses=1)
 PARTNERS = Scheme(name="partner", set_size=4, losses=2)
@@ -317,3 +319,20 @@ def test_a_damaged_pack_that_is_there_already_is_rebuilt(how: str) -> None:
     done, _ = nodes.rebuild([1], target)
     assert done.failed == []
     assert restored_step(target, 1) == 1
+
+
+def test_names_of_packs_are_durable_before_a_manifest_names_them(tmp_path: Path) -> None:
+    """Whoever put them before may have been killed too early for that."""
+    nodes, calls = Nodes(4), list[str]()
+    nodes.save(1)
+    nodes.protect(XOR)
+
+    def note(operation: str, key: str) -> None:
+        if operation in ("put", "settle") and "/guards/" not in key:
+            calls.append(f"{operation} {key}")
+
+    done, _ = nodes.rebuild([1], FaultyTier(PosixTier(tmp_path, name="pfs"), note))
+    assert done.failed == []
+    commits = [number for number, call in enumerate(calls) if "/manifests/" in call]
+    prefix = lineage_of(1).prefix
+    assert [calls[number - 1] for number in commits] == [f"settle {prefix}/packs"]
