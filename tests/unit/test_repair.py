@@ -18,7 +18,7 @@ from ckptflow.errors import TierFull, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
-from ckptflow.store import quarantine
+from ckptflow.store import guards, quarantine
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.prune import prune
 from ckptflow.store.repair import RepairReport, Spare, repair
@@ -347,3 +347,21 @@ def test_a_dry_run_leaves_no_word_where_a_checkpoint_lacks(near: MemoryTier) -> 
     spied = FaultyTier(far, lambda op, _key: log.append(op))
     assert mend(near, spied, everywhere=True, dry_run=True).mended
     assert not {"put", "create", "delete"} & set(log)
+
+
+def test_a_manifest_is_not_put_when_its_hold_is_too_old(
+    near: MemoryTier, far: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = PREFIX + CheckpointId(3, 1).manifest_key
+    suffer(far, newest, "cut")
+    damaged = contents(far)
+    with monkeypatch.context() as patch:
+        patch.setattr(guards, "HOLD_AGE_MAX", 2 * guards.ANNOUNCEMENT_AGE_MAX)
+        report = mend(near, far)
+    assert not report.complete
+    (lost,) = report.lost
+    assert lost.key == newest
+    assert "its hold may not count any more" in lost.reasons[-1]
+    assert contents(far) == damaged
+    assert mend(near, far).complete
+    assert all_sound(near, far)
