@@ -191,23 +191,23 @@ class _Deletion:
             try:
                 own = stack.enter_context(announced(self.tier, self.lineage.id, packs))
             except TierFull:  # Not even that fits.
-                gone = self._make_room(plan)
+                gone, plan = self._make_room(plan), replace(plan, notices=())
                 deadline = self.now() + DELETE_WITHIN
                 own = stack.enter_context(announced(self.tier, self.lineage.id, packs))
             seen = look(self.lineage, self.tier, self.known, now=self.now, but=own)
-            plan = _confirmed(plan, seen, self.judge(seen), self.prefix)
+            plan = self._confirmed(plan, seen)
             held = _held(self.tier)  # Anew: a stripe may have been made since.
             loose = [key for key in plan.packs if key not in held]
-            plan = _with_packs(plan, seen, self.prefix, loose)
+            plan = self._with_packs(plan, seen, loose)
             went = self._delete(plan.manifests, until=deadline)
             if went != plan.manifests:  # Too late. Those that stay may need any of the packs.
-                plan = _with_packs(replace(plan, manifests=went), seen, self.prefix, ())
+                plan = self._with_packs(replace(plan, manifests=went), seen, ())
             if plan.packs and isinstance(self.tier, Settling):
                 # Else a power cut could bring a manifest back, whoever deleted it, and not its
                 # packs.
                 self.tier.settle(f"{self.prefix}manifests")
             packs_gone = self._delete(plan.packs, until=deadline)
-            plan = _with_packs(plan, seen, self.prefix, packs_gone)
+            plan = self._with_packs(plan, seen, packs_gone)
         return replace(plan, manifests=(*gone, *plan.manifests))
 
     def sweep(self, plan: PrunePlan) -> None:
@@ -221,8 +221,36 @@ class _Deletion:
         deadline = self.now() + DELETE_WITHIN
         self.sweep(plan)
         seen = look(self.lineage, self.tier, self.known, now=self.now)
-        still = _confirmed(plan, seen, self.judge(seen), self.prefix)
-        return self._delete(still.manifests, until=deadline)
+        return self._delete(self._confirmed(plan, seen).manifests, until=deadline)
+
+    def _confirmed(self, plan: PrunePlan, seen: Inventory) -> PrunePlan:
+        """Return what of a plan still holds after a second look."""
+        cut = len(self.prefix)
+        verdicts = self.judge(seen)
+        still = {self.prefix + one.id.manifest_key for one in verdicts if not one.keep}
+        going = tuple(key for key in plan.manifests if key in still)
+        kept = [one for one in seen.here if self.prefix + one.found.id.manifest_key not in going]
+        needed = _needed(kept)
+        packs = [
+            key
+            for key in plan.packs
+            if needed is not None
+            and key[cut:] not in needed
+            and not seen.notices.protects(key[cut:])
+        ]
+        return self._with_packs(replace(plan, manifests=going), seen, packs)
+
+    def _with_packs(
+        self, plan: PrunePlan, seen: Inventory, packs: Collection[str]
+    ) -> PrunePlan:
+        """Return a plan that deletes no more than some of its packs; the others are there."""
+        if not packs:
+            return replace(plan, packs=(), freed_bytes=0)
+        sizes, stay = _sizes(seen), {*plan.packs}.difference(packs)
+        spared = sum(
+            sizes.get(key.removeprefix(self.prefix)) or _size(self.tier, key) for key in stay
+        )
+        return replace(plan, packs=tuple(packs), freed_bytes=plan.freed_bytes - spared)
 
     def _delete(self, keys: Iterable[str], *, until: datetime | None = None) -> tuple[str, ...]:
         """Delete some keys while there is time; return those that were.
@@ -237,34 +265,6 @@ class _Deletion:
             self.on_deleted(key)
             done.append(key)
         return tuple(done)
-
-
-def _confirmed(
-    plan: PrunePlan, seen: Inventory, verdicts: Sequence[Verdict], prefix: str
-) -> PrunePlan:
-    """Return what of a plan still holds after a second look."""
-    still = {prefix + verdict.id.manifest_key for verdict in verdicts if not verdict.keep}
-    going = tuple(key for key in plan.manifests if key in still)
-    kept = [one for one in seen.here if prefix + one.found.id.manifest_key not in going]
-    needed = _needed(kept)
-    packs = [
-        key
-        for key in plan.packs
-        if needed is not None
-        and key.removeprefix(prefix) not in needed
-        and not seen.notices.protects(key.removeprefix(prefix))
-    ]
-    return _with_packs(replace(plan, manifests=going), seen, prefix, packs)
-
-
-def _with_packs(
-    plan: PrunePlan, seen: Inventory, prefix: str, packs: Collection[str]
-) -> PrunePlan:
-    """Return a plan that deletes no more than some of its packs."""
-    sizes, stay = _sizes(seen), {*plan.packs}.difference(packs)
-    spared = sum(sizes.get(key.removeprefix(prefix), 0) for key in stay)
-    freed_bytes = plan.freed_bytes - spared if packs else 0
-    return replace(plan, packs=tuple(packs), freed_bytes=freed_bytes)
 
 
 def _sizes(seen: Inventory) -> dict[str, int]:

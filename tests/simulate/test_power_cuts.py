@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,12 +39,16 @@ from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.memory import NamedRegion
+from ckptflow.store.moving.carry import copy_run
 from ckptflow.store.prune import plan_prune, prune
+from ckptflow.store.repair import repair
 from ckptflow.store.restore import read_checkpoint
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.save import write_checkpoint
 from ckptflow.testing.faults import Crash
+from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
@@ -241,3 +246,58 @@ def test_what_is_restored_after_a_cut_is_the_newest_that_was_promised(tmp_path: 
                 assert found.id == max(valid)
                 assert not found.skipped
                 assert bytes(found.state["a"].tobytes()) == history.bits[found.id]
+
+
+class DiskOfOneKilledInPacks(RecordingDisk):
+    """Its process dies when a pack has its name, and the name is not durable."""
+
+    def sync_folder(self, path: Path) -> None:
+        if path.name == "packs":
+            raise Crash("the process was killed")
+        super().sync_folder(path)
+
+
+def copied(near: Tier, far: Tier) -> None:
+    lineage = Lineage([near], LINEAGE)
+    copy_checkpoint([near], far, LINEAGE, lineage.manifest(lineage.checkpoints()[0]))
+
+
+def repaired(near: Tier, far: Tier) -> None:
+    lineage = Lineage([near, far], LINEAGE)
+    repair(lineage, lineage.checkpoints(), everywhere=True)
+
+
+def carried(near: Tier, far: Tier) -> None:
+    copy_run([near], LINEAGE.run, far)
+
+
+@pytest.mark.parametrize("bring", [copied, repaired, carried])
+def test_a_pack_that_a_killed_process_put_is_durable_before_a_manifest_names_it(
+    tmp_path: Path, bring: Callable[[Tier, Tier], None]
+) -> None:
+    near, log = MemoryTier("near", level=1), Log(tmp_path / "disk")
+    ensure_store(near)
+    flat = flatten({"a": np.random.default_rng(1).integers(0, 255, 900, np.uint8)})
+    regions = [NamedRegion(one.name, one.data.data) for one in flat.regions]
+    checkpoint = CheckpointId(1, 1)
+    made = write_checkpoint(
+        near,
+        LINEAGE,
+        checkpoint,
+        structure=flat.structure,
+        regions=regions,
+        base=None,
+        chunk_bytes=64,
+    ).manifest
+
+    def bring_on(kind: type[RecordingDisk]) -> None:
+        bring(near, PosixTier(log.root / "far", name="far", level=3, disk=kind(log)))
+
+    with pytest.raises(Crash):
+        bring_on(DiskOfOneKilledInPacks)
+    bring_on(RecordingDisk)
+    for seed in range(50):
+        files = after_power_cut(log, len(log.calls), random.Random(seed))
+        left = as_tier(files, "far", 3)
+        manifest = Lineage([left], LINEAGE).manifest_on(left, checkpoint)
+        assert bits_on(left, manifest) == bits_on(near, made), seed

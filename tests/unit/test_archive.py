@@ -311,3 +311,11 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         file.write(b"all of it")
     assert path.read_bytes() == b"all of it"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_nested_json_is_damage(packed: bytes, which: int) -> None:
+    parts = members(packed)
+    parts[which] = parts[which][0], b"[" * 60_000
+    with pytest.raises(CorruptionError, match="has no JSON where it should"):
+        unpack(tar_of(parts))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from ckptflow.data.regions import flatten
-from ckptflow.errors import CorruptionError, FormatError, NotFoundError
+from ckptflow.errors import CorruptionError, FormatError, NotFoundError, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.manifest import encode
 from ckptflow.model import (
@@ -34,7 +35,7 @@ from ckptflow.model import (
     RegionEntry,
 )
 from ckptflow.policy.retention import Retention
-from ckptflow.store import partial, rewriting
+from ckptflow.store import guards, partial, rewriting
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.consolidate import consolidate, plan_consolidation, shape_of
@@ -488,3 +489,48 @@ def _crossing() -> Manifest:
         extents=ExtentTable.of([rows((2000, 0)), rows((2000, 0)), rows((1, KEEP), (1999, 0))]),
         structure=None,
     )
+
+
+def test_a_consolidation_that_outlived_its_hold_changes_nothing(
+    disk: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        ahead = timedelta()
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) + cls.ahead
+
+    def take_long(operation: str, key: str) -> None:
+        if operation == "put" and "/packs/" in key:
+            Clock.ahead = timedelta(hours=25)
+
+    before = {key: disk.get(key) for key in disk.iter_keys("")}
+    monkeypatch.setattr(guards, "datetime", Clock)
+    tier = FaultyTier(disk, take_long)
+    with pytest.raises(TierUnavailable, match="its hold may not count any more"):
+        consolidate(lineage_on(tier), tier, LAST, force=True)
+    assert Clock.ahead
+    assert {key: disk.get(key) for key in disk.iter_keys("")} == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+@pytest.mark.parametrize("first", ["disk", "middle"])
+def test_a_copy_goes_by_a_consolidated_one_when_packs_are_damaged(
+    disk: MemoryTier, damage: str, first: str
+) -> None:
+    """The middle tier has the same checkpoint in sound packs of its own."""
+    middle, far = MemoryTier("middle", level=2), MemoryTier("far", level=3)
+    old = manifest_on(disk)
+    copy_checkpoint([disk], middle, LINEAGE, old)
+    consolidate(lineage_on(middle), middle, LAST, force=True)
+    prune(lineage_on(middle), middle, Retention(newest=1))
+    key = f"{PREFIX}{old.packs[0].key}"
+    data = bytearray(disk.get(key))
+    data[len(data) // 2] ^= 4
+    disk.delete(key)
+    if damage == "flipped":
+        disk.put(key, [bytes(data)])
+    sources = sorted((disk, middle), key=lambda tier: tier.name != first)
+    copy_checkpoint(sources, far, LINEAGE, old)
+    assert steps_restored(far) == [LAST.step]

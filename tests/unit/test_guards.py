@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ckptflow.errors import TierUnavailable
+from ckptflow.errors import FlushError, TierUnavailable
+from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store.guards import announced, hold, read_notices
-from ckptflow.testing.faults import Crash, CrashingTier
+from ckptflow.policy.retention import Retention
+from ckptflow.store import guards
+from ckptflow.store.catalog import Lineage
+from ckptflow.store.guards import (
+    ANNOUNCEMENT_AGE_MAX,
+    HOLD_AGE_MAX,
+    announced,
+    hold,
+    read_notices,
+)
+from ckptflow.store.prune import prune
+from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.sealed import SealedTier
+from ckptflow.tiers.storekey import StoreKey
 
 LINEAGE = LineageId("exp", "task")
 FOLDER = f"{LINEAGE.prefix}/guards"
@@ -111,6 +129,7 @@ def test_the_dead_do_not_count_for_long(tier: MemoryTier) -> None:
         b"[]",
         b"null",
         b"{}",
+        b"[" * 200_000,
         json.dumps({"since": "soon", "packs": [], "manifest": None}).encode(),
         json.dumps({"since": 7, "packs": [], "manifest": None}).encode(),
         json.dumps({"since": "2025-01-01T00:00:00", "packs": [], "manifest": None}).encode(),
@@ -119,7 +138,7 @@ def test_the_dead_do_not_count_for_long(tier: MemoryTier) -> None:
             {"since": datetime.now(UTC).isoformat(), "packs": [], "manifest": [1]}
         ).encode(),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_nonsense_keeps_nothing_and_is_cleaned_up(tier: MemoryTier, text: bytes) -> None:
     key = f"{FOLDER}/{'0' * 16}.hold"
@@ -133,3 +152,82 @@ def test_nonsense_keeps_nothing_and_is_cleaned_up(tier: MemoryTier, text: bytes)
 def test_other_keys_are_left_alone(tier: MemoryTier) -> None:
     tier.put(f"{FOLDER}/readme.txt", [b"somebody else's"])
     assert read_notices(tier, LINEAGE).outdated == []
+
+
+def test_a_hold_confirms_while_it_counts(tier: MemoryTier) -> None:
+    with hold(tier, LINEAGE, THIS) as holding:
+        holding.confirm(found=False)
+        holding.confirm(found=True)  # A tier that has nothing to settle.
+
+
+def test_a_hold_too_old_to_count_refuses_the_commit(tier: MemoryTier) -> None:
+    with hold(tier, LINEAGE, THIS) as holding:
+        for age in (HOLD_AGE_MAX, HOLD_AGE_MAX - ANNOUNCEMENT_AGE_MAX):
+            old = replace(holding, since=holding.since - age)
+            with pytest.raises(TierUnavailable, match="its hold may not count any more"):
+                old.confirm(found=False)
+        replace(holding, since=holding.since - HOLD_AGE_MAX / 2).confirm(found=False)
+
+
+def test_names_of_packs_that_were_found_are_settled_and_no_others(tmp_path: Path) -> None:
+    settled: list[str] = []
+
+    def note(operation: str, key: str) -> None:
+        if operation == "settle":
+            settled.append(key)
+
+    with hold(FaultyTier(PosixTier(tmp_path), note), LINEAGE, THIS) as holding:
+        holding.confirm(found=False)
+        assert settled == []
+        holding.confirm(found=True)
+        assert settled == [f"{LINEAGE.prefix}/packs"]
+
+
+def test_a_copy_that_outlived_its_hold_is_not_committed_and_can_be_made_again(
+    save_state: Callable[..., Lineage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+    lineage = save_state(near, str(LINEAGE), 1, {"w": np.arange(3000)})
+    manifest = lineage.manifest(lineage.checkpoints()[0])
+
+    class Clock(datetime):
+        ahead = timedelta()
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) + cls.ahead
+
+    def take_long(operation: str, key: str) -> None:
+        if operation == "put" and "/packs/" in key:
+            Clock.ahead = timedelta(hours=25)
+
+    monkeypatch.setattr(guards, "datetime", Clock)
+    with pytest.raises(FlushError, match="Try again: what has arrived is used"):
+        copy_checkpoint([near], FaultyTier(far, take_long), LINEAGE, manifest)
+    assert not list(far.iter_keys(f"{LINEAGE.prefix}/manifests"))
+    again: list[str] = []
+    copy_checkpoint(
+        [near], FaultyTier(far, lambda *call: again.append(" ".join(call))), LINEAGE, manifest
+    )
+    assert [call for call in again if call.startswith("put") and "/guards/" not in call] == [
+        f"put {LINEAGE.prefix}/{manifest.id.manifest_key}"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["hold", "prune"])
+def test_a_notice_that_somebody_without_the_key_put_keeps_nothing_and_ends_nothing(
+    save_state: Callable[..., Lineage], kind: str
+) -> None:
+    inner = MemoryTier("far", level=3)
+    tier = SealedTier(inner, StoreKey(bytes(range(32))))
+    key = f"{FOLDER}/{'a' * 16}.{kind}"
+    for step in (1, 2, 3):
+        save_state(tier, str(LINEAGE), step, {"w": np.arange(3000) + step})
+        inner.put(key, [b"torn"])
+    notices = read_notices(tier, LINEAGE)
+    assert (notices.held, notices.announced, notices.outdated) == (set(), set(), [key])
+    lineage = Lineage([tier], LINEAGE)
+    plan = prune(lineage, tier, Retention(newest=1))
+    assert len(plan.manifests) == 2
+    assert [found.id.step for found in lineage.valid()] == [3]
+    assert not list(inner.iter_keys(FOLDER))

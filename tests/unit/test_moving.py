@@ -18,8 +18,10 @@ from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, FormatError, NotFoundError, TierFull
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import STORE_KEY, CheckpointId, LineageId
+from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage, lineages
 from ckptflow.store.moving.carry import copy_run
+from ckptflow.store.prune import prune
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.verify import verify
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
@@ -288,3 +290,53 @@ def test_the_folder_of_a_store_may_be_copied_or_moved(
     assert [one.step for one, _ in states([PosixTier(there)], "exp")["left"]] == [3, 2, 1]
     for path in there.rglob("*"):
         assert str(here).encode() not in (path.read_bytes() if path.is_file() else b"")
+
+
+@pytest.fixture
+def parted(save_state: Callable[..., Lineage]) -> tuple[MemoryTier, MemoryTier]:
+    """Three checkpoints that share nothing, and a target that has the newest only."""
+    source, target = MemoryTier("source", level=3), MemoryTier("target", level=3)
+    for step in (1, 2, 3):
+        state = {"w": np.random.default_rng(step).standard_normal(500)}
+        lineage = save_state(source, "exp/left", step, state)
+    newest = lineage.manifest_on(source, CheckpointId(3, 1))
+    copy_checkpoint([source], target, lineage.id, newest)
+    return source, target
+
+
+def prune_before(target: Tier, part: str, done: list[str]) -> Tier:
+    """A tier that is pruned by another process before each put of a key with that part."""
+    lineage = LineageId("exp", "left")
+
+    def prune_first(operation: str, key: str) -> None:
+        if operation == "put" and part in key:
+            done.append(key)
+            prune(Lineage([target], lineage), target, Retention(newest=9))
+
+    return FaultyTier(target, prune_first)
+
+
+def test_a_prune_elsewhere_takes_no_pack_whose_manifest_is_about_to_be_put(
+    parted: tuple[MemoryTier, MemoryTier],
+) -> None:
+    source, target = parted
+    pruned: list[str] = []
+    assert copy_run([source], "exp", prune_before(target, "/manifests/", pruned)).complete
+    assert len(pruned) == 2
+    assert contents(target) == contents(source)
+
+
+def test_what_a_prune_took_before_is_told_and_left_behind_and_comes_later(
+    parted: tuple[MemoryTier, MemoryTier],
+) -> None:
+    source, target = parted
+    pruned: list[str] = []
+    report = copy_run([source], "exp", prune_before(target, "/guards/", pruned))
+    assert pruned
+    assert not report.complete
+    assert any("a prune took packs of it. Repeat." in text for text in report.left)
+    lineage = Lineage([target], LineageId("exp", "left"))
+    for found in lineage.checkpoints():
+        assert all(copy.sound for copy in verify(lineage, found))
+    assert copy_run([source], "exp", target).complete
+    assert contents(target) == contents(source)

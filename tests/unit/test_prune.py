@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ckptflow import manifest as manifest_file
-from ckptflow.checkpointer import Checkpointer
+from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import (
     ConfigError,
     CorruptionError,
@@ -25,13 +25,16 @@ from ckptflow.errors import (
     TierUnavailable,
 )
 from ckptflow.flush import copy_checkpoint
+from ckptflow.manifest import seal
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.store import quarantine
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.guards import hold
+from ckptflow.store.guards import DELETE_WITHIN, hold
+from ckptflow.store.inventory import Known
 from ckptflow.store.prune import PrunePlan, plan_prune, prune
 from ckptflow.store.quarantine import record_failure
+from ckptflow.store.redundancy.stripes import REDUNDANCY
 from ckptflow.store.resume import read_state
 from ckptflow.testing.faults import Crash, CrashingTier, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
@@ -631,3 +634,137 @@ def test_an_older_safer_copy_outlives_a_newer_weaker_one(save_state: SaveState) 
     copy_checkpoint([near], far, LINEAGE, lineage.manifest_on(near, CheckpointId(5, 1)))
     prune(lineage, far, Retention(newest=1))
     assert steps_restored(far) == [5]  # Now the newer one is as safe.
+
+
+# --- what is known, what time is left, what room there is ---
+
+
+def test_what_was_whole_and_lacks_an_older_pack_since_is_damaged(
+    save_state: SaveState,
+) -> None:
+    """A cleaner of old files took it. Else good checkpoints would go for the sake of it."""
+    tier, known = MemoryTier("disk"), Known()
+    save_state(tier, str(LINEAGE), 1, {"own": np.random.default_rng(1).standard_normal(800)})
+    grown = {"own": np.random.default_rng(2).standard_normal(800)}
+    for step in (2, 3):
+        grown["own"][: CHUNK_ITEMS * step] = step
+        save_state(tier, str(LINEAGE), step, grown)
+    run(tier, 3, known=known)
+    (gone,) = (key for key in packs(tier) if key.startswith(f"packs/{2:012d}."))
+    tier.delete(PREFIX + gone)
+    assert (
+        run(tier, 1, known=known).verdicts
+        == plan_prune(Lineage([tier], LINEAGE), tier, Retention(newest=1)).verdicts
+    )
+    assert CheckpointId(1, 1) in [found.id for found in Lineage([tier], LINEAGE).checkpoints()]
+
+
+def test_a_prune_whose_plan_took_long_deletes_all_the_same(disk: MemoryTier) -> None:
+    """Each manifest takes a minute to read; the announcement comes after that."""
+    clock, planned = [datetime.now(UTC)], list[str]()
+
+    def slow(operation: str, key: str) -> None:
+        if operation == "put":
+            planned.append(key)
+        if operation == "get" and not planned:
+            clock[0] += timedelta(minutes=1)
+
+    began, deleted = clock[0], list[str]()
+    plan = run(FaultyTier(disk, slow), 2, now=lambda: clock[0], on_deleted=deleted.append)
+    assert clock[0] - began > DELETE_WITHIN
+    assert deleted == [*plan.manifests, *plan.packs]
+    assert len(plan.manifests) == 3
+    assert plan.packs
+    assert steps_restored(disk) == [5, 4]
+    assert set(packs(disk)) == named(disk)
+
+
+@pytest.mark.parametrize("slow_from", [0, 1, 2, 3, 4, 5])
+def test_a_prune_that_is_out_of_time_says_what_it_deleted(
+    disk: MemoryTier, slow_from: int
+) -> None:
+    clock, deleted = [datetime.now(UTC)], list[str]()
+    sizes = {key: disk.size(key) for key in disk.iter_keys("")}
+
+    def note(key: str) -> None:
+        deleted.append(key)
+        if len(deleted) == slow_from:
+            clock[0] += 2 * DELETE_WITHIN
+
+    def stall(operation: str, _key: str) -> None:
+        if operation == "put" and not slow_from:
+            clock[0] += 2 * DELETE_WITHIN
+
+    plan = run(FaultyTier(disk, stall), 1, now=lambda: clock[0], on_deleted=note)
+    assert deleted == [*plan.manifests, *plan.packs]
+    assert len(deleted) == slow_from
+    assert set(deleted) == sizes.keys() - set(disk.iter_keys(""))
+    assert plan.freed_bytes == sum(sizes[key] for key in plan.packs)
+    assert steps_restored(disk)[0] == 5
+
+
+@pytest.mark.parametrize("left", ["remains", "notice"])
+def test_a_full_tier_without_a_needless_manifest_can_be_pruned(
+    tmp_path: Path, save_state: SaveState, left: str
+) -> None:
+    """What makes room is what a killed writer left, or a notice of the dead."""
+    tier = PosixTier(tmp_path)
+    for step in (1, 2):
+        save_state(tier, str(LINEAGE), step, state_of(step))
+    garbage = f"{PREFIX}{CheckpointId(1, 1).pack_key(0, 'deadbeef')}"
+    tier.put(garbage, [b"x" * 1000])
+    rest = tmp_path / PREFIX / ("packs/.0.partial" if left == "remains" else "guards/x")
+    if left == "notice":
+        rest = tmp_path / PREFIX / "guards" / f"{'a' * 16}.hold"
+    rest.parent.mkdir(exist_ok=True)
+    rest.write_bytes(b"of nobody")
+    os.utime(rest, (0, 0))
+
+    def full(operation: str, _key: str) -> None:
+        if operation == "put" and rest.exists():
+            raise TierFull("no room for anything")
+
+    plan = run(FaultyTier(tier, full), 9)
+    assert garbage in plan.packs
+    assert not rest.exists()
+    assert set(packs(tier)) == named(tier)
+    assert steps_restored(tier) == [2, 1]
+
+
+# --- what a stranger left, and what fails behind a save ---
+
+
+@pytest.mark.damaged_store
+def test_a_nested_record_of_a_stranger_hinders_nothing(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=2, rng=False) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state_of(step)).wait()
+    prefix, tier = ckpt.lineage.id.prefix, ckpt.lineage.tiers[0]
+    nested = b"[" * 200_000
+    for key in (f"guards/{'a' * 16}.prune", "attempts/00000001.resume"):
+        tier.delete(f"{prefix}/{key}")
+        tier.put(f"{prefix}/{key}", [nested])
+    with Checkpointer(tmp_path, keep=2, rng=False) as ckpt:
+        ckpt.restore(state_of(0))
+        assert ckpt.restored_step == 3
+        for step in (4, 5):
+            ckpt.save(step, state_of(step)).wait()
+    steps = [found.id.step for found in Lineage([tier], ckpt.lineage.id).valid()]
+    assert steps[:2] == [5, 4]
+
+
+def test_a_prune_that_meets_a_newer_format_does_not_fail_the_save(tmp_path: Path) -> None:
+    tier = PosixTier(tmp_path, level=1)
+    line = b'{"format":"ckptflow-stripe","version":2}'
+    text = line + b"\n" + seal(line).hex().encode() + b"\n"
+    tier.put(f"{REDUNDANCY}/{'0' * 32}/stripe.json", [text])
+    ckpt = Checkpointer(tier, keep=1, rng=False)
+
+    def live() -> None:
+        with ckpt:
+            for step in (1, 2, 3):
+                ckpt.save(step, state_of(step)).wait()
+
+    with pytest.warns(CheckpointWarning, match="version 2"):
+        live()
+    assert [found.id.step for found in ckpt.lineage.valid()] == [3, 2, 1]

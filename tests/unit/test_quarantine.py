@@ -13,10 +13,13 @@ from ckptflow.errors import CorruptionError, RestoreError, TierUnavailable
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.store import quarantine
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.quarantine import quarantine_key
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.survey import survey_checkpoints
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.sealed import SealedTier
+from ckptflow.tiers.storekey import StoreKey
 from ckptflow.tiers.tier import Tier
 
 SaveState = Callable[..., Lineage]
@@ -193,3 +196,23 @@ def test_a_task_that_is_started_again_and_again_gets_past_it(tier: MemoryTier) -
         assert ckpt.restored_step == 1
         ckpt.shut()
         assert any("is quarantined" in str(one.message) for one in caught) == (start == 3)
+
+
+@pytest.mark.parametrize("text", [b"[" * 60_000, b"torn", b"7"])
+def test_an_unreadable_record_is_a_failure_without_a_reason(
+    tier: MemoryTier, text: bytes
+) -> None:
+    tier.put(f"{PREFIX}{quarantine_key(NEWEST, 2)}", [text])
+    assert quarantine.reasons(Lineage([tier], LINEAGE), NEWEST) == [{"by": 2}]
+
+
+def test_a_forged_record_in_a_sealed_store_ends_nothing(tier: MemoryTier) -> None:
+    sealed, key = SealedTier(MemoryTier("sealed"), StoreKey(bytes(range(32)))), ""
+    for key in tier.iter_keys(""):
+        sealed.put(key, [tier.get(key)])
+    sealed.inner.put(f"{PREFIX}{quarantine_key(NEWEST, 2)}", [b"x"])
+    lineage = Lineage([sealed], LINEAGE)
+    assert quarantine.reasons(lineage, NEWEST) == [{"by": 2}]
+    found = restore_newest(lineage, None)
+    assert found is not None
+    assert found.id == NEWEST

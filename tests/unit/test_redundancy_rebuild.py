@@ -9,20 +9,25 @@ another order, or fewer of them.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from nodes import Nodes, copy_of, lineage_of, restored_step, spoil
 
 from ckptflow.errors import CorruptionError, NotFoundError, TierUnavailable
 from ckptflow.flush import copy_checkpoint
+from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.prune import prune
 from ckptflow.store.redundancy.rebuild import read_protected, rebuild
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.stripes import encode
 from ckptflow.store.redundancy.survey import Member, look, member_of
 from ckptflow.store.resume import restore_newest
+from ckptflow.store.verify import verify
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.posix import PosixTier
 
 PARTNER = Scheme(name="partner", set_size=2, losses=1)
 PARTNERS = Scheme(name="partner", set_size=4, losses=2)
@@ -276,3 +281,58 @@ def test_a_forged_descriptor_sends_nothing_astray() -> None:
     survey = look(nodes.members, note=notes.append)
     assert set(survey.stripes) == {one.id for one in done.stripes}
     assert any("does not match its seal" in note for note in notes)
+
+
+def test_a_prune_elsewhere_takes_no_pack_before_its_manifest_is_there() -> None:
+    """Newer ones are rebuilt first: what older ones need looks like garbage on the target."""
+    nodes = Nodes(4)
+    nodes.save(1)
+    nodes.bases.clear()
+    nodes.save(2)
+    nodes.protect(XOR)
+    target, lineage, pruned = MemoryTier("pfs", level=3), lineage_of(1), list[str]()
+
+    def prune_first(operation: str, key: str) -> None:
+        if operation == "put" and key.startswith(f"{lineage.prefix}/manifests/"):
+            pruned.append(key)
+            prune(Lineage([target], lineage), target, Retention(newest=9))
+
+    done, _ = nodes.rebuild([1], FaultyTier(target, prune_first))
+    assert done.failed == []
+    assert len(pruned) == 2
+    found = Lineage([target], lineage)
+    assert [one.id.step for one in found.checkpoints()] == [2, 1]
+    assert all(copy.sound for one in found.checkpoints() for copy in verify(found, one))
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_damaged_pack_that_is_there_already_is_rebuilt(how: str) -> None:
+    nodes = Nodes(4)
+    nodes.save(1)
+    nodes.protect(XOR)
+    _, target = nodes.rebuild([1])
+    lineage = lineage_of(1)
+    for key in list(target.iter_keys(f"{lineage.prefix}/manifests")):
+        target.delete(key)
+    for key in list(target.iter_keys(f"{lineage.prefix}/packs")):
+        spoil(target, key, how)
+    done, _ = nodes.rebuild([1], target)
+    assert done.failed == []
+    assert restored_step(target, 1) == 1
+
+
+def test_names_of_packs_are_durable_before_a_manifest_names_them(tmp_path: Path) -> None:
+    """Whoever put them before may have been killed too early for that."""
+    nodes, calls = Nodes(4), list[str]()
+    nodes.save(1)
+    nodes.protect(XOR)
+
+    def note(operation: str, key: str) -> None:
+        if operation in ("put", "settle") and "/guards/" not in key:
+            calls.append(f"{operation} {key}")
+
+    done, _ = nodes.rebuild([1], FaultyTier(PosixTier(tmp_path, name="pfs"), note))
+    assert done.failed == []
+    commits = [number for number, call in enumerate(calls) if "/manifests/" in call]
+    prefix = lineage_of(1).prefix
+    assert [calls[number - 1] for number in commits] == [f"settle {prefix}/packs"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from nodes import Nodes, lineage_of, restored_step
+from nodes import Nodes, lineage_of, restored_step, spoil
 
 from ckptflow.errors import FormatError
 from ckptflow.manifest import seal
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.prune import plan_prune
+from ckptflow.store.prune import plan_prune, prune
 from ckptflow.store.redundancy.release import held_keys, release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.stripes import REDUNDANCY, encode
 from ckptflow.store.redundancy.survey import look
+from ckptflow.testing.faults import FaultyTier
+from ckptflow.tiers.memory import MemoryTier
 
 XOR = Scheme(name="xor", set_size=4, losses=1)
 
@@ -157,3 +159,52 @@ def test_a_stripe_of_a_newer_version_lets_nothing_go(nodes: Nodes) -> None:
         tier.put(key, [line + b"\n" + seal(line).hex().encode() + b"\n"])
     with pytest.raises(FormatError, match="format version 2"):
         held_keys(tier, nodes.members[0].id)
+
+
+def test_a_stripe_that_was_made_after_the_plan_is_respected() -> None:
+    nodes = Nodes(4)
+    nodes.save(1)
+    old = newest_packs(nodes, 3)
+    save_full(nodes, 2, [3])
+    tier, made = nodes.tiers[3], list[str]()
+
+    def protect_once(operation: str, key: str) -> None:
+        if operation == "put" and key.endswith(".prune") and not made:
+            made.append(key)
+            nodes.protect(XOR)
+
+    lineage = Lineage([tier], lineage_of(3))
+    plan = prune(lineage, FaultyTier(tier, protect_once), Retention(newest=1))
+    assert made
+    held = held_keys(tier, nodes.members[3].id)
+    assert set(old) <= held <= set(tier.iter_keys("lineages"))
+    assert not set(plan.packs) & held
+    for lost in (0, 1, 2):
+        done, target = nodes.rebuild([lost])
+        assert [failed for failed in done.failed if failed[0] == lineage_of(lost)] == []
+        assert restored_step(target, lost) == 1
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_packs_are_held_on_a_member_of_whatever_level(level: int) -> None:
+    nodes = Nodes(tiers=[MemoryTier(f"node{number}", level=level) for number in range(4)])
+    nodes.save(1)
+    nodes.protect(XOR)
+    old = newest_packs(nodes, 3)
+    save_full(nodes, 2, [3])
+    nodes.prune(3, keep=1)
+    assert set(old) <= set(nodes.tiers[3].iter_keys("lineages"))
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_a_lost_descriptor_is_put_again(nodes: Nodes, how: str) -> None:
+    """What a member holds follows from its own."""
+    tier, member = nodes.tiers[3], nodes.members[3].id
+    before, held = {key: tier.get(key) for key in tier.iter_keys("")}, held_keys(tier, member)
+    assert held
+    for key in [key for key in before if key.endswith("stripe.json")]:
+        spoil(tier, key, how)
+    assert held_keys(tier, member) == frozenset()
+    nodes.protect(XOR)
+    assert held_keys(tier, member) == held
+    assert {key: tier.get(key) for key in tier.iter_keys("")} == before

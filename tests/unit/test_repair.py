@@ -17,8 +17,10 @@ from ckptflow import manifest as manifest_file
 from ckptflow.errors import TierFull, TierUnavailable
 from ckptflow.flush import copy_checkpoint
 from ckptflow.model import CheckpointId, LineageId
-from ckptflow.store import quarantine
+from ckptflow.policy.retention import Retention
+from ckptflow.store import guards, quarantine
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.prune import prune
 from ckptflow.store.repair import RepairReport, Spare, repair
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.save import checkpoint_root
@@ -314,3 +316,57 @@ def test_a_repair_lifts_the_quarantine(near: MemoryTier, far: MemoryTier) -> Non
     assert quarantine.known_bad(lineage) == {CheckpointId(3, 1)}
     mend(near, far)
     assert quarantine.known_bad(lineage) == set()
+
+
+def alone(step: int) -> dict[str, object]:
+    """A state of which nothing is in that of any other step."""
+    return {"w": np.random.default_rng(step).standard_normal(3000)}
+
+
+def test_a_prune_elsewhere_takes_no_pack_before_its_manifest_is_there(
+    save_state: SaveState,
+) -> None:
+    """The far tier has a newer one already: what an older one needs looks like garbage."""
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+    for step in (1, 2, 3):
+        save_state(near, str(LINEAGE), step, alone(step))
+    newest = Lineage([near], LINEAGE).manifest_on(near, CheckpointId(3, 1))
+    copy_checkpoint([near], far, LINEAGE, newest)
+    pruned: list[str] = []
+
+    def prune_first(operation: str, key: str) -> None:
+        if operation == "put" and "/manifests/" in key:
+            pruned.append(key)
+            prune(Lineage([far], LINEAGE), far, Retention(newest=9))
+
+    report = mend(near, FaultyTier(far, prune_first), everywhere=True)
+    assert len(pruned) == 2
+    assert report.complete
+    assert contents(far) == contents(near)
+    assert all_sound(near, far)
+
+
+def test_a_dry_run_leaves_no_word_where_a_checkpoint_lacks(near: MemoryTier) -> None:
+    far = MemoryTier("far", level=3)
+    log: list[str] = []
+    spied = FaultyTier(far, lambda op, _key: log.append(op))
+    assert mend(near, spied, everywhere=True, dry_run=True).mended
+    assert not {"put", "create", "delete"} & set(log)
+
+
+def test_a_manifest_is_not_put_when_its_hold_is_too_old(
+    near: MemoryTier, far: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = PREFIX + CheckpointId(3, 1).manifest_key
+    suffer(far, newest, "cut")
+    damaged = contents(far)
+    with monkeypatch.context() as patch:
+        patch.setattr(guards, "HOLD_AGE_MAX", 2 * guards.ANNOUNCEMENT_AGE_MAX)
+        report = mend(near, far)
+    assert not report.complete
+    (lost,) = report.lost
+    assert lost.key == newest
+    assert "its hold may not count any more" in lost.reasons[-1]
+    assert contents(far) == damaged
+    assert mend(near, far).complete
+    assert all_sound(near, far)

@@ -173,3 +173,16 @@ def test_bad_short_forms(text: object, message: str) -> None:
 def test_best_of_checks_its_mode() -> None:
     with pytest.raises(ConfigError, match="'min' or 'max', not 'median'"):
         BestOf("loss", "median")  # type: ignore[arg-type]
+
+
+def test_what_is_damaged_takes_no_room() -> None:
+    def sized(step: int, size_bytes: int, *, good: bool = True) -> Candidate:
+        packs = {f"pack of {step}": size_bytes}
+        return Candidate(CheckpointId(step, 1), packs=packs, good=good)
+
+    candidates = [sized(7, 100, good=False), sized(6, 100, good=False)]
+    candidates += [sized(step, 10) for step in (5, 4, 3)]
+    limited = Retention(newest=None, count=3)
+    assert [step for step in kept(candidates, limited) if step < 6] == [5, 4, 3]
+    limited = Retention(newest=None, size_bytes=20)
+    assert [step for step in kept(candidates, limited) if step < 6] == [5, 4]

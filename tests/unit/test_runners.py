@@ -216,3 +216,28 @@ def test_a_runner_that_is_left_takes_nothing_until_its_call_is_back() -> None:
     runner.run(lambda _turn: seen.append("again"), stall_s=10)
     assert seen == ["abandoned", "again"]
     runner.close()
+
+
+def test_a_save_does_not_wait_for_ever_for_a_prune_of_its_tier(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its runner has no call under way, so that nobody takes it for hanging."""
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+    ckpt = begun(Clock(), near, far)
+    ckpt.save(1, state_of(1)).wait()
+    lock = ckpt._writer._tier_locks["near"]
+    ckpt.health.stall_s = 0.05
+    lock.acquire()
+    relief = threading.Timer(5, lock.release)
+    relief.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ckpt.save(2, state_of(2)).wait()
+        relief.cancel()
+        relief.join()
+        if lock.locked():
+            lock.release()
+        ckpt.health.stall_s = 60.0
+        ckpt.close()
+    assert (steps_on(near), steps_on(far)[0]) == ([1], 2)
+    assert "A prune does not let go of tier 'near'" in caplog.text
