@@ -276,3 +276,17 @@ def test_a_forged_descriptor_sends_nothing_astray() -> None:
     survey = look(nodes.members, note=notes.append)
     assert set(survey.stripes) == {one.id for one in done.stripes}
     assert any("does not match its seal" in note for note in notes)
+
+
+def test_a_damaged_pack_of_the_right_size_is_replaced() -> None:
+    nodes = Nodes(4)
+    nodes.save(1)
+    nodes.protect(XOR)
+    _, target = nodes.rebuild([1])
+    key = next(iter(target.iter_keys(f"{lineage_of(1).prefix}/packs")))
+    sound = target.get(key)
+    spoil(target, key, "flipped")
+    done, _ = nodes.rebuild([1], target)
+    assert done.failed == []
+    assert target.get(key) == sound
+    assert restored_step(target, 1) == 1
