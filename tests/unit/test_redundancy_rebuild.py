@@ -290,3 +290,18 @@ def test_a_damaged_pack_of_the_right_size_is_replaced() -> None:
     assert done.failed == []
     assert target.get(key) == sound
     assert restored_step(target, 1) == 1
+
+
+def test_what_a_rebuild_brings_is_held_against_a_prune_meanwhile() -> None:
+    nodes, target, held = Nodes(4), MemoryTier("new", level=1), list[bool]()
+    nodes.save(1)
+    nodes.protect(XOR)
+
+    def see(operation: str, key: str) -> None:
+        if operation == "put" and key.endswith((".pack", ".ckpt")):
+            held.append(any("/guards/" in one for one in target.iter_keys("")))
+
+    done, _ = nodes.rebuild([1], FaultyTier(target, see))
+    assert done.failed == []
+    assert held == [True, True]
+    assert not any("/guards/" in one for one in target.iter_keys(""))
