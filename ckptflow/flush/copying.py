@@ -175,7 +175,8 @@ def manifest_on(tier: Tier, lineage: LineageId, checkpoint: CheckpointId) -> Man
     """Read the manifest that a tier has of a checkpoint; see `Lineage.manifest_on`."""
     key = f"{lineage.prefix}/{checkpoint.manifest_key}"
     where = f"{key!r} on tier {tier.name!r}"
-    manifest = manifest_file.decode(tier.get(key), where=where)
+    data = tier.get(key, size_bytes=manifest_file.OBJECT_BYTES_MAX + 1)
+    manifest = manifest_file.decode(data, where=where)
     if (manifest.lineage, manifest.id) != (lineage, checkpoint):
         raise CorruptionError(f"{where} is {manifest.id} of {manifest.lineage}: it was moved.")
     return manifest

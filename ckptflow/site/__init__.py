@@ -46,11 +46,11 @@ from ckptflow.site.tiers import (
     Strict,
     TierModel,
     inner_first,
+    known_models,
     model_at,
     open_those_that_open,
     open_tiers,
     served_tier,
-    tier_model,
 )
 from ckptflow.store.catalog import SHARED_LEVEL, Lineage
 from ckptflow.store.packing import parse_packing
@@ -269,8 +269,8 @@ def load_site(
 def load(export: Export, into: Any = None) -> Any:
     """Return the state that an `Export` refers to, read from wherever a sound copy is.
 
-    A tier that cannot be opened here, for want of a package or a key, is left out with a
-    `CheckpointWarning`.
+    A tier that cannot be opened here, for want of a package or a key or since this version
+    does not know its kind, is left out with a `CheckpointWarning`.
 
     Args:
         export: what `Checkpointer.export` returned, here or in another process.
@@ -282,10 +282,14 @@ def load(export: Export, into: Any = None) -> Any:
         CorruptionError: it is not the state that was exported, or no copy is sound.
         StateError: ``into`` does not fit; nothing was written to it.
     """
-    tiers = open_those_that_open(
-        [tier_model(spec) for spec in export.tiers],
-        note=lambda text: warnings.warn(text, CheckpointWarning, stacklevel=3),
-    )
+    said: list[str] = []
+    try:
+        tiers = open_those_that_open(
+            known_models(export.tiers, note=said.append), note=said.append
+        )
+    finally:
+        for text in said:
+            warnings.warn(text, CheckpointWarning, stacklevel=2)
     lineage = Lineage(tiers, LineageId(export.run, export.task))
     target = None if into is None else {"state": into, "rng": ABSENT}
     restored = restore_newest(lineage, target, step=export.step)

@@ -324,6 +324,29 @@ def tier_model(fields: Mapping[str, Any]) -> TierModel:
     return _ANY_KIND.validate_python(fields)
 
 
+def known_models(
+    specs: Sequence[Mapping[str, Any]], *, note: Callable[[str], None]
+) -> list[TierModel]:
+    """Return the models of tiers from plain data; ``note`` is told of what is none here.
+
+    Raises:
+        ConfigError: there is none of which this version knows what it is.
+    """
+    models: list[TierModel] = []
+    for spec in specs:
+        try:
+            models.append(tier_model(spec))
+        except ValidationError as error:
+            said = "; ".join(problem["msg"] for problem in error.errors(include_input=False))
+            note(
+                f"Tier {spec.get('name')!r} of kind {spec.get('kind')!r} was left out, since "
+                f"this version knows no such tier: {said}"
+            )
+    if not models:
+        raise ConfigError("This version knows none of the kinds of tiers: a newer one may.")
+    return models
+
+
 def place_of(store: str | Path) -> str:
     """Return what a user named as a store, so that it means the same in another folder."""
     if "://" in str(store):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ckptflow import manifest as manifest_file
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError, TierError
 from ckptflow.model import CheckpointId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage, decode_manifest
@@ -203,9 +204,9 @@ class _Repair:
     # --- manifests ---
 
     def _copy_on(self, tier: Tier, checkpoint: CheckpointId) -> _Copy:
-        return self._copy(
-            tier.name, tier.get(self._prefix + checkpoint.manifest_key), checkpoint
-        )
+        key = self._prefix + checkpoint.manifest_key
+        data = tier.get(key, size_bytes=manifest_file.OBJECT_BYTES_MAX + 1)
+        return self._copy(tier.name, data, checkpoint)
 
     def _copy(self, source: str, data: bytes, checkpoint: CheckpointId) -> _Copy:
         where = f"{self._prefix + checkpoint.manifest_key!r} from {source!r}"

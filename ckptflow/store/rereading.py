@@ -74,7 +74,8 @@ def _manifest_on(tier: Tier, manifest: Manifest) -> Manifest | None:
     """Return what a tier has of a checkpoint, if that is the same: of the same id and root."""
     key = f"{manifest.lineage.prefix}/{manifest.id.manifest_key}"
     try:
-        there = manifest_file.decode(tier.get(key), where=f"{key!r} on tier {tier.name!r}")
+        data = tier.get(key, size_bytes=manifest_file.OBJECT_BYTES_MAX + 1)
+        there = manifest_file.decode(data, where=f"{key!r} on tier {tier.name!r}")
     except (NotFoundError, CorruptionError, FormatError):
         return None
     return there if (there.id, there.root) == (manifest.id, manifest.root) else None

@@ -261,6 +261,8 @@ class PeerTier:
 
     def _with_session(self, talk: Callable[[Session], _T]) -> _T:
         if self._pid != os.getpid():  # Forked: these connections are our parent's.
+            for session in self._idle:  # That ends our hold on them, and nothing of theirs.
+                session.connection.close()
             self._begin()
         with self._slots:
             session = self._usable_session()

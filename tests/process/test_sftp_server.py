@@ -24,6 +24,7 @@ from ckptflow.errors import (
     CorruptionError,
     NotFoundError,
     TierDenied,
+    TierError,
     TierFull,
     TierUnavailable,
 )
@@ -192,6 +193,27 @@ def test_a_server_that_lies_about_sizes(tmp_path: Path) -> None:
         assert tier.get("key", start_bytes=1 << 40) == b""
         with pytest.raises(CorruptionError, match=r"'key'.*ends after 5 bytes; 9 bytes"):
             tier.read_into("key", bytearray(9))
+
+
+def test_a_server_that_sends_more_than_it_was_asked_for(tmp_path: Path) -> None:
+    PosixTier(tmp_path / "store").put("key", [b"value" * 100])
+    server = SftpServer(tmp_path / "server", ["--generous"])
+    with server.running(), server.tier(tmp_path / "store") as tier:
+        for target in (bytearray(5), bytearray(500)):
+            with pytest.raises(TierError, match="'key'"):
+                tier.read_into("key", target)
+
+
+def test_a_server_that_answers_probes_and_no_request(tmp_path: Path) -> None:
+    """The daemon is there, and the file system below it is not."""
+    PosixTier(tmp_path / "store").put("key", [b"value"])
+    server = SftpServer(tmp_path / "server", ["--hanging"])
+    with (
+        server.running(),
+        server.tier(tmp_path / "store", timeout_s=1.0) as tier,
+        pytest.raises(TierUnavailable, match="'key' on tier 'far'"),
+    ):
+        tier.get("key")
 
 
 # --- connections -----------------------------------------------------------------------

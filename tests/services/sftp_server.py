@@ -1,13 +1,14 @@
 """An SFTP server for tests, as a process of its own: asyncssh's, on the loopback.
 
     python sftp_server.py FOLDER [--port N] [--sftp-server PROGRAM] [--lacking NAME ...]
-                          [--lying]
+                          [--lying | --hanging | --generous]
 
 FOLDER has ``host_key`` and ``authorized_keys``; the port is written to ``port`` there once the
 server listens. With ``--sftp-server`` the files are served by that program (OpenSSH's has
 its own ways to fail), and asyncssh only carries its bytes. ``--lacking`` takes extensions of
-OpenSSH away that the server would have; with ``--lying`` it tells wrong sizes. It serves until
-it is killed.
+OpenSSH away that the server would have; with ``--lying`` it tells wrong sizes, with
+``--hanging`` it answers no read, and with ``--generous`` each with more than was asked for. It
+serves until it is killed.
 """
 
 from __future__ import annotations
@@ -76,13 +77,32 @@ class LyingServer(asyncssh.SFTPServer):
         return attributes
 
 
+class HangingServer(asyncssh.SFTPServer):
+    """Answers no read, as when the file system below it hangs; SSH itself goes on."""
+
+    async def read(self, file: object, offset: int, size: int) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+class GenerousServer(asyncssh.SFTPServer):
+    """Answers each read with more bytes than were asked for."""
+
+    def read(self, file: object, offset: int, size: int) -> bytes:
+        return bytes(size + 100)
+
+
+FACTORIES = {"lying": LyingServer, "hanging": HangingServer, "generous": GenerousServer}
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--sftp-server")
     parser.add_argument("--lacking", nargs="*", default=[])
-    parser.add_argument("--lying", action="store_true")
+    for name in FACTORIES:
+        parser.add_argument(f"--{name}", dest="how", action="store_const", const=name)
     given = parser.parse_args()
     SFTPServerHandler._extensions = [
         (name, version)
@@ -92,7 +112,7 @@ async def main() -> None:
     how = (
         {"server_factory": lambda: ProgramServer(given.sftp_server), "encoding": None}
         if given.sftp_server
-        else {"sftp_factory": LyingServer if given.lying else True}
+        else {"sftp_factory": FACTORIES.get(given.how, True)}
     )
     server = await asyncssh.listen(
         "127.0.0.1",

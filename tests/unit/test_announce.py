@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ckptflow.store.redundancy import announce as announcing
 from ckptflow.store.redundancy.announce import (
     PEERS,
     Announcement,
@@ -75,3 +76,25 @@ def test_nonsense_is_left_out_with_a_word(data: bytes) -> None:
     assert [found.store for found in announced(tier, note=notes.append)] == [STORES[1]]
     assert len(notes) == 1
     assert STORES[0] in notes[0]
+
+
+@pytest.mark.parametrize("host", ["a:b", "a..b", ".", ".a", "a" * 64, "fe80::1%eth0", "::1::"])
+def test_hosts_that_nobody_can_ask_for_are_nonsense(host: str) -> None:
+    tier, notes = MemoryTier(), list[str]()
+    announce(tier, one(STORES[0], host=host))
+    announce(tier, one(STORES[1], host="10.0.0.7"))
+    announce(tier, one(STORES[2], host="fe80::1"))
+    assert [found.store for found in announced(tier, note=notes.append)] == STORES[1:]
+    assert len(notes) == 1
+
+
+def test_only_so_many_announcements_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcing, "ANNOUNCEMENTS_MAX", 2)
+    tier, notes = MemoryTier(), list[str]()
+    for store in STORES[:2]:
+        announce(tier, one(store))
+    assert len(announced(tier, note=notes.append)) == 2
+    assert notes == []
+    announce(tier, one(STORES[2]))
+    assert len(announced(tier, note=notes.append)) == 2
+    assert "More than 2 nodes are announced" in notes[0]

@@ -8,10 +8,10 @@ import fsspec
 import pytest
 
 from ckptflow.errors import ConfigError
-from ckptflow.site.tiers import tier_model
+from ckptflow.site.tiers import model_at, tier_model
 from ckptflow.tiers.filesystem import FilesystemTier
 from ckptflow.tiers.memory import MemoryTier
-from ckptflow.tiers.opening import open_tier, spec_of
+from ckptflow.tiers.opening import open_store, open_tier, spec_of
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.sftp import SftpTier
 from ckptflow.tiers.sftp_connection import SftpAddress
@@ -88,3 +88,30 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ConfigError, match="kind 'tape'"):
         open_tier({"kind": "tape", "name": "a", "level": 4})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:open-sesame@far/a",
+        "https://far/a?token=open-sesame",
+        "sftp://far/a?password=open-sesame",
+        "peer://me:open-sesame@far:1",
+    ],
+)
+def test_what_may_be_a_password_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+    assert "open-sesame" not in f"{caught.value!r}"
+
+
+def test_an_address_of_no_possible_tier_is_a_matter_of_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"shm://h\?capacity=1KiB: there can be no such tier"):
+        model_at("shm://h?capacity=1KiB", name="store", level=3)
+
+
+def test_the_key_of_an_sftp_tier_is_below_the_folder_of_the_site(tmp_path: Path) -> None:
+    spec = {"kind": "sftp", "name": "far", "level": 4, "host": "h", "path": "p"}
+    model = tier_model(spec | {"key_file": "key", "identity": "id"}).below(tmp_path)
+    assert model.spec["key_file"] == str(tmp_path / "key")
+    assert model.spec["identity"] == str(tmp_path / "id")

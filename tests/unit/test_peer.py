@@ -6,17 +6,23 @@ Real sockets on the loopback. Strangers speak the first words of the protocol by
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
 import pickle
+import resource
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typing_extensions import Buffer
 
 from ckptflow.errors import ConfigError, TierDenied, TierError, TierFull, TierUnavailable
 from ckptflow.testing.faults import FaultyTier
@@ -473,3 +479,161 @@ def test_posix_tiers_are_served_with_their_privacy(tmp_path: Path) -> None:
         peer.close()
     assert (tmp_path / "s" / "large").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("ckptflow")] == []
+
+
+# --- what went wrong once ---
+
+
+class FullTier(MemoryTier):
+    """Has no room, and looks into what it was given when it says so."""
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        views = [memoryview(part).cast("B") for part in parts]
+        raise TierFull(f"no room for {key!r} in {len(views)} parts")
+
+
+@pytest.mark.parametrize("size_bytes", [100, 5 << 20], ids=["small", "large"])
+def test_that_there_is_no_room_comes_across(notes: list[str], size_bytes: int) -> None:
+    with PeerServer(FullTier("full"), KEY, note=notes.append) as server:
+        peer = PeerTier(server.address, KEY, name="node7")
+        for _ in range(2):
+            with pytest.raises(TierFull, match="no room for 'a'"):
+                peer.put("a", [bytes(size_bytes)])
+        peer.close()
+    assert notes == []
+
+
+def test_descriptors_from_1024_on(peer: PeerTier) -> None:
+    """As in a process with that many open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip("this process may not have so many descriptors")
+    assert peer.get("a/key") == b"value"
+    if soft != resource.RLIM_INFINITY and soft < 2000:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    try:
+        (session,) = peer._idle
+        low = session.connection
+        high = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100))
+        high.settimeout(low.gettimeout())
+        low.close()
+        session.connection = high
+        assert peer.get("a/key") == b"value"
+        assert [one.connection for one in peer._idle] == [high]
+        peer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Dripping:
+    """A connection on which a byte comes each second, of a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s, self.words = 0.0, iter(MAGIC + bytes(1000))
+        self.limit_s: float | None = None
+
+    def settimeout(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+
+    def recv_into(self, target: memoryview) -> int:
+        self.now_s += 1.0
+        if self.limit_s is not None and self.limit_s < 1.0:
+            raise TimeoutError("timed out")
+        target[:1] = bytes([next(self.words)])
+        return 1
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+
+def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Dripping()
+    clock = SimpleNamespace(monotonic=lambda: connection.now_s)
+    monkeypatch.setattr(peer_wire, "time", clock)
+    with pytest.raises(TimeoutError):
+        greet(connection, KEY)  # type: ignore[arg-type]
+    assert connection.now_s <= peer_wire.PROOF_TIMEOUT_S + 1.0
+
+
+FORKS = """\
+import os, sys
+from ckptflow.tiers.opening import open_tier
+tier = open_tier(eval(sys.argv[1]))
+tier.put("parent", [b"1"])
+child = os.fork()
+if child == 0:
+    tier.put("child", [tier.get("parent")])
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+tier.put("again", [tier.get("child")])
+print(*tier.iter_keys(""))
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own(
+    server: PeerServer, notes: list[str], key_file: Path
+) -> None:
+    spec = spec_of(f"peer://{server.address}") | {"peer_key_file": str(key_file)}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKS, repr(spec)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (result.stdout, result.stderr) == ("a/key again child parent\n", "")
+    server.close()
+    assert notes == []
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("given", ["~/key", "key"])
+def test_the_file_of_the_key_may_be_relative(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("HOME", str(key_file.parent))
+    monkeypatch.chdir(key_file.parent)
+    tier = open_tier(spec_of("peer://host:1") | {"peer_key_file": given})
+    assert tier.spec["peer_key_file"] == str(key_file)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".x"])
+def test_a_name_that_cannot_be_one_is_nobody(host: str) -> None:
+    with pytest.raises(TierUnavailable, match="does not answer"):
+        PeerTier(f"{host}:80", KEY).size("a")
+
+
+@pytest.mark.parametrize("address", ["u:SECRET@h:1", ":SECRET@h:1", "h:1?key=SECRET"])
+def test_what_may_be_a_secret_in_an_address_is_not_repeated(address: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a peer") as caught:
+        PeerTier(address, KEY)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_an_address_with_half_brackets() -> None:
+    with pytest.raises(ConfigError, match="no address of a peer"):
+        PeerTier("[a:b:c]:80", KEY)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="IPv6 is missing here")
+def test_ipv6(served: MemoryTier) -> None:
+    with PeerServer(served, KEY, host="::1") as server:
+        assert server.address.startswith("[::1]:")
+        peer = PeerTier(server.address, KEY)
+        assert peer.get("a/key") == b"value"
+        peer.close()

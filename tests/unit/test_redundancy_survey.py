@@ -5,17 +5,25 @@ from __future__ import annotations
 import pytest
 from nodes import Nodes, lineage_of, restored_step, spoil
 
-from ckptflow.errors import TierError
+from ckptflow.errors import TierError, TierUnavailable
+from ckptflow.flush.copying import manifest_on
+from ckptflow.manifest import OBJECT_BYTES_MAX
 from ckptflow.model import CheckpointId
 from ckptflow.store.catalog import Lineage
-from ckptflow.store.descriptor import ensure_store, store_id
+from ckptflow.store.descriptor import RECORD_BYTES_MAX, ensure_store, store_id
 from ckptflow.store.redundancy.release import release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.scrub import scrub
 from ckptflow.store.redundancy.stripes import REDUNDANCY
 from ckptflow.store.redundancy.survey import Member, look, member_of
+from ckptflow.store.repair import repair
+from ckptflow.store.rereading import consolidated
 from ckptflow.testing.faults import FaultyTier
+from ckptflow.tiers.around import TierAround
 from ckptflow.tiers.memory import MemoryTier
+from ckptflow.tiers.sealed import SealedTier
+from ckptflow.tiers.storekey import StoreKey
+from ckptflow.tiers.tier import Tier
 
 RS = Scheme(name="rs", set_size=5, losses=2)
 
@@ -177,3 +185,102 @@ def test_a_pack_that_cannot_be_listed_leaves_the_member_out(nodes: Nodes) -> Non
     survey = look([nodes.members[0], Member(member.id, FaultyTier(member.tier, failing))])
     assert survey.silent == {member.id: "input/output error"}
     assert Lineage([nodes.tiers[0]], lineage_of(0)).valid()
+
+
+@pytest.mark.parametrize("kind", [".parity", ".pack"])
+def test_a_scrub_deletes_nothing_that_only_does_not_answer(kind: str) -> None:
+    nodes, away = Nodes(3), [False]
+
+    def failing(operation: str, key: str) -> None:
+        if away[0] and operation in ("get", "read_into", "size") and key.endswith(kind):
+            raise TierUnavailable("a pause of the network")
+
+    nodes.save(1)
+    nodes.protect(Scheme(name="xor", set_size=3, losses=1))
+    survey = look([Member(one.id, FaultyTier(one.tier, failing)) for one in nodes.members])
+    before = [list(tier.iter_keys("")) for tier in nodes.tiers]
+    away[0] = True
+    assert scrub(survey) == []
+    assert [list(tier.iter_keys("")) for tier in nodes.tiers] == before
+
+
+def test_a_forged_manifest_on_a_sealed_member_costs_that_object_only() -> None:
+    key = StoreKey(bytes(range(32)))
+    nodes = Nodes(tiers=[SealedTier(MemoryTier(f"n{n}", level=1), key) for n in range(3)])
+    nodes.save(1)
+    sealed = nodes.tiers[1]
+    assert isinstance(sealed, SealedTier)
+    spoil(sealed.inner, f"{lineage_of(1).prefix}/{CheckpointId(1, 1).manifest_key}", "flipped")
+    notes: list[str] = []
+    survey = look(
+        [Member(one.id, SealedTier(inner_of(one), key)) for one in nodes.members],
+        note=notes.append,
+    )
+    assert survey.silent == {}
+    assert [note for note in notes if "gets no redundancy" in note] == notes != []
+    assert {held.member for held in survey.objects.values()} >= {nodes.members[0].id}
+
+
+def inner_of(member: Member) -> Tier:
+    assert isinstance(member.tier, SealedTier)
+    return member.tier.inner
+
+
+def test_who_answers_at_the_address_of_a_member_has_to_be_it(nodes: Nodes) -> None:
+    one, two = nodes.members[:2]
+    survey = look([Member(one.id, two.tier), *nodes.members[1:]])
+    assert "answers, not" in survey.silent[one.id]
+    assert one.id not in {member for member, _ in survey.objects}
+    stranger = look([Member(one.id, MemoryTier("empty")), two])
+    assert "is no store" in stranger.silent[one.id]
+
+
+def test_descriptors_that_are_lost_are_put_again(nodes: Nodes) -> None:
+    tier = nodes.tiers[3]
+    before = sorted(tier.iter_keys(REDUNDANCY))
+    descriptors = [key for key in before if key.endswith("/stripe.json")]
+    assert descriptors
+    for key in descriptors:
+        tier.delete(key)
+    done = nodes.protect(RS)
+    assert done.stripes == []
+    assert sorted(tier.iter_keys(REDUNDANCY)) == before
+    assert [losses(nodes, node) for node in range(5)] == [2] * 5
+
+
+class Limited(TierAround):
+    """Notes how much of each object was asked for at the most."""
+
+    def __init__(self, inner: Tier) -> None:
+        super().__init__(inner)
+        self.limits: list[tuple[str, int | None]] = []
+
+    def get(self, key: str, *, start_bytes: int = 0, size_bytes: int | None = None) -> bytes:
+        self.limits.append((key, size_bytes))
+        return self.inner.get(key, start_bytes=start_bytes, size_bytes=size_bytes)
+
+
+def test_manifests_are_never_read_without_a_limit(nodes: Nodes) -> None:
+    tier = Limited(nodes.tiers[0])
+    lineage, found = Lineage([tier], lineage_of(0)), CheckpointId(1, 1)
+    manifest = lineage.manifest(lineage.valid()[0])
+    look([Member(nodes.members[0].id, tier)])
+    repair(lineage, lineage.checkpoints())
+    consolidated([tier], manifest)
+    manifest_on(tier, lineage.id, found)
+    limits = {limit for key, limit in tier.limits if key.endswith(found.manifest_key)}
+    assert limits == {OBJECT_BYTES_MAX + 1}
+
+
+def test_a_record_that_is_too_long_is_noted_and_not_counted(nodes: Nodes) -> None:
+    lineage = Lineage([nodes.tiers[0]], lineage_of(0))
+    before = set(nodes.tiers[0].iter_keys(""))
+    lineage.record_resume(2, CheckpointId(1, 1))
+    (key,) = set(nodes.tiers[0].iter_keys("")) - before
+    assert (nodes.members[0].id, key) in look(nodes.members).objects
+    nodes.tiers[0].delete(key)
+    nodes.tiers[0].put(key, [bytes(RECORD_BYTES_MAX + 1)])
+    notes: list[str] = []
+    survey = look(nodes.members, note=notes.append)
+    assert (nodes.members[0].id, key) not in survey.objects
+    assert any(key in note and "is no record" in note for note in notes)

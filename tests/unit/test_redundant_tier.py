@@ -13,15 +13,24 @@ import pytest
 
 from ckptflow import Checkpointer
 from ckptflow.checkpointer import CheckpointWarning
-from ckptflow.errors import ConfigError, CorruptionError, FlushError, NotFoundError
+from ckptflow.errors import (
+    ConfigError,
+    CorruptionError,
+    FlushError,
+    NotFoundError,
+    TierUnavailable,
+)
+from ckptflow.manifest import seal
 from ckptflow.model import LineageId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.prune import prune
 from ckptflow.store.redundancy import meeting as meetings
-from ckptflow.store.redundancy.announce import announced
+from ckptflow.store.redundancy import tier as redundant
+from ckptflow.store.redundancy.announce import Announcement, announce, announced
 from ckptflow.store.redundancy.neighbour import Neighbour
-from ckptflow.store.redundancy.tier import RedundantTier
+from ckptflow.store.redundancy.survey import Member, check_identity, look
+from ckptflow.store.redundancy.tier import SILENT_S, RedundantTier
 from ckptflow.store.repair import repair
 from ckptflow.store.verify import verify
 from ckptflow.tiers.opening import open_tier
@@ -377,3 +386,90 @@ def test_its_spec_opens_it_elsewhere(make_nodes: MakeNodes) -> None:
     assert isinstance(again.own, PosixTier)
     assert bytes(range(32)).hex() not in f"{again!r} {again.spec}"
     again.close()
+
+
+def test_a_copy_that_is_damaged_after_it_was_read_is_not_served(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(3)
+    nodes[0].save(1)
+    for path in (*objects(nodes[0], "packs"), *objects(nodes[0], "manifests")):
+        key = path.relative_to(nodes[0].folder).as_posix()
+        sound = nodes[0].own.get(key)
+        readers = (nodes[0].tier, nodes[2].tier)
+        assert [reader.get(key) for reader in readers] == [sound, sound]
+        flip(path)
+        for reader in readers:
+            assert reader.get(key) == sound
+            view = bytearray(len(sound))
+            reader.read_into(key, view)
+            assert view == sound
+
+
+def announced_at(nodes: list[Node], store: Node, server: Node) -> None:
+    """Announce a store at the address of another one, as after a restart on the same port."""
+    there = {one.store: one for one in announced(nodes[0].shared)}
+    own, other = (there[node.tier.meeting.own_id()] for node in (store, server))
+    moved = Announcement(store=own.store, host=other.host, port=other.port, since=own.since)
+    announce(nodes[0].shared, moved)
+
+
+def test_an_address_where_another_store_answers_is_nobody(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(3)
+    nodes[0].save(1)
+    announced_at(nodes, store=nodes[1], server=nodes[0])
+    own, others = nodes[2].tier.meeting.members()
+    survey = look([own, *others])
+    wrong = nodes[1].tier.meeting.own_id()
+    assert list(survey.silent) == [wrong]
+    assert "answers, not" in survey.silent[wrong]
+    assert wrong not in nodes[2].tier._look(anew=True).members
+
+
+def test_a_descriptor_of_a_newer_version_on_one_member_stops_nobody(
+    make_nodes: MakeNodes,
+) -> None:
+    nodes = make_nodes(3)
+    nodes[0].save(1)
+    before = list(nodes[1].tier.iter_keys("lineages"))
+    sound = next(path for node in nodes for path in node.folder.rglob("stripe.json"))
+    line = sound.read_bytes().split(b"\n")[0].replace(b'"version":1', b'"version":2')
+    newer = nodes[2].folder / "redundancy" / ("f" * 32) / "stripe.json"
+    newer.parent.mkdir(parents=True)
+    newer.write_bytes(line + b"\n" + seal(line).hex().encode() + b"\n")
+    nodes[1].tier._forget()
+    assert list(nodes[1].tier.iter_keys("lineages")) == before
+
+
+def test_a_member_that_does_not_answer_is_passed_over_for_a_while(
+    make_nodes: MakeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = make_nodes(3)
+    silent, asked = nodes[1].tier.meeting.own_id(), list[str]()
+    now_s, tier = [0.0], nodes[0].tier
+    tier._clock = lambda: now_s[0]
+
+    def check(member: Member) -> None:
+        asked.append(member.id)
+        if member.id == silent:
+            raise TierUnavailable("timed out")
+        check_identity(member)
+
+    monkeypatch.setattr(redundant, "check_identity", check)
+    for now_s[0] in (0.0, 6.0, SILENT_S):
+        assert silent not in tier._look(anew=True).members
+    assert asked.count(silent) == 1
+    now_s[0] = SILENT_S + 1
+    tier._look(anew=True)
+    assert asked.count(silent) == 2
+    announced_at(nodes, store=nodes[1], server=nodes[2])  # Elsewhere it is asked at once.
+    tier._look(anew=True)
+    assert asked.count(silent) == 3
+
+
+def test_the_file_of_the_key_may_be_in_the_home_folder(
+    make_nodes: MakeNodes, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(key_file.parent))
+    (node,) = make_nodes(1)
+    again = open_tier(node.tier.spec | {"peer_key_file": "~/key"})
+    assert isinstance(again, RedundantTier)
+    assert again.meeting.key.key_id == node.tier.meeting.key.key_id

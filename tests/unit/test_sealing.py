@@ -189,3 +189,26 @@ def test_encryption_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(ConfigError, match=r"ckptflow\[encryption\]"):
         sealing.check_cipher()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1 << 40, 1 << 62, (1 << 64) - 1])
+@pytest.mark.parametrize("asked", [{"size_bytes": 64}, {"start_bytes": 1}])
+def test_a_head_alone_is_not_believed(size_bytes: int, asked: dict[str, int]) -> None:
+    """Anybody can write one: that nothing follows has to be sealed, too."""
+    key, inner = StoreKey(KEY), MemoryTier()
+    mode, key_id = sealing.Mode.AUTHENTICATED, bytes.fromhex(key.key_id)
+    inner.put("a", [sealing.Head(mode, key_id, bytes(16), size_bytes).encode()])
+    with pytest.raises(ForgedError):
+        SealedTier(inner, key).get("a", **asked)
+
+
+def test_past_the_end_there_is_nothing_and_that_is_sealed(tier: SealedTier) -> None:
+    for size_bytes in SIZES:
+        tier.put("a", [filled(size_bytes)])
+        assert tier.get("a", start_bytes=size_bytes + 5) == b""
+        assert tier.get("a", start_bytes=size_bytes, size_bytes=7) == b""
+        stored = bytearray(tier.inner.get("a"))
+        stored[-1] ^= 1
+        tier.inner.put("a", [stored])
+        with pytest.raises(ForgedError):
+            tier.get("a", start_bytes=size_bytes, size_bytes=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from ckptflow.errors import CheckpointError, ConfigError, CorruptionError, NotFo
 from ckptflow.site import Site, load, load_site
 from ckptflow.site.finding import find_site, line_of
 from ckptflow.site.tiers import MemoryModel
+from ckptflow.store.redundancy.tier import RedundantTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.opening import open_store
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.shared_memory import SharedMemoryTier
 
 GOOD = """\
 description = "a machine"          # 1
@@ -297,3 +300,66 @@ def test_encryption_takes_a_key(tmp_path: Path) -> None:
     text = SEALED.replace('key_file = "key"', "")
     with pytest.raises(ConfigError, match="encrypt needs a key_file"):
         load_site(write(tmp_path, text))
+
+
+SERVED = """
+key_file = "key"
+encrypt = true
+[[tiers]]
+kind = "{kind}"
+name = "near"
+level = 1
+{more}
+[[tiers]]
+kind = "redundant"
+name = "neighbours"
+peer_key_file = "key"
+[[tiers]]
+kind = "posix"
+name = "pfs"
+path = "store"
+level = 3
+[flush]
+agent = true
+"""
+
+
+@pytest.mark.parametrize("kind", ["posix", "shared_memory"])
+def test_an_encrypted_site_serves_sealed_bytes_only(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    (tmp_path / "key").chmod(0o600)
+    arena = f"test-{uuid.uuid4().hex}"
+    more = {
+        "posix": 'path = "near"',
+        "shared_memory": f'capacity = "8 MiB"\narena = "{arena}"',
+    }[kind]
+    text = SERVED.format(kind=kind, more=more)
+    near, level_two, _ = load_site(write(tmp_path, text)).at(tmp_path).open_tiers()
+    try:
+        assert isinstance(level_two, RedundantTier)
+        secret = b"nobody may see this"
+        for key, tier in (("a", near), ("b", level_two.own)):
+            tier.put(key, [secret])
+            assert tier.get(key) == secret
+            served = level_two.meeting.served.get(key)
+            assert served.startswith(b"CKFSEAL1\x02")
+            assert secret not in served
+    finally:
+        if kind == "shared_memory":
+            SharedMemoryTier("near", capacity_bytes=8 << 20, arena=arena).remove()
+
+
+def test_a_kind_of_tier_that_is_unknown_here_leaves_an_export_to_the_others(
+    tmp_path: Path,
+) -> None:
+    with Checkpointer(tmp_path, run="exp", task="sim") as ckpt:
+        export = ckpt.export({"x": np.arange(5.0)}, step=3)
+    later = {"kind": "of-a-later-version", "name": "new", "level": 1}
+    with pytest.warns(CheckpointWarning, match="'new' of kind 'of-a-later-version'"):
+        loaded = load(replace(export, tiers=(later, *export.tiers)))
+    assert loaded["x"].tolist() == [0, 1, 2, 3, 4]
+    with (
+        pytest.raises(ConfigError, match="none of the kinds of tiers"),
+        pytest.warns(CheckpointWarning, match="'new'"),
+    ):
+        load(replace(export, tiers=(later,)))

@@ -13,12 +13,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 from ckptflow.errors import CheckpointError, CorruptionError, NotFoundError
 from ckptflow.tiers.tier import Tier
 
 PEERS = "peers"
 ANNOUNCEMENT_BYTES_MAX = 1 << 16
+ANNOUNCEMENTS_MAX = 1024  # Each is read; who fills the place must not hold up the others.
 GROUPS_MAX = 16
 
 _KEY = re.compile(rf"{PEERS}/([0-9a-f]{{32}})\.json")
@@ -79,15 +81,17 @@ def announced(
         TierError: the tier could not be listed.
     """
     found = []
-    for key in tier.iter_keys(PEERS):
-        if match := _KEY.fullmatch(key):
-            try:
-                data = tier.get(key, size_bytes=ANNOUNCEMENT_BYTES_MAX)
-                found.append(_read(data, match[1], where=f"{key!r} on tier {tier.name!r}"))
-            except NotFoundError:  # Withdrawn since.
-                continue
-            except CheckpointError as error:
-                note(str(error))
+    matches = (match for key in tier.iter_keys(PEERS) if (match := _KEY.fullmatch(key)))
+    for match in islice(matches, ANNOUNCEMENTS_MAX):
+        try:
+            data = tier.get(match[0], size_bytes=ANNOUNCEMENT_BYTES_MAX)
+            found.append(_read(data, match[1], where=f"{match[0]!r} on tier {tier.name!r}"))
+        except NotFoundError:  # Withdrawn since.
+            continue
+        except CheckpointError as error:
+            note(str(error))
+    if next(matches, None):
+        note(f"More than {ANNOUNCEMENTS_MAX} nodes are announced: the others were left out.")
     return found
 
 

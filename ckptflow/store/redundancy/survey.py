@@ -22,7 +22,7 @@ from ckptflow.errors import (
 from ckptflow.manifest import seal
 from ckptflow.model import LINEAGES, CheckpointId, LineageId, PackRef
 from ckptflow.policy.groups import Node
-from ckptflow.store.descriptor import ensure_store, store_id
+from ckptflow.store.descriptor import RECORD_BYTES_MAX, ensure_store, store_id
 from ckptflow.store.redundancy.stripes import (
     REDUNDANCY,
     DataPiece,
@@ -285,12 +285,17 @@ def _look_at_object(
     if parsed is None or CheckpointId.of_pack(parsed[1]):
         return
     lineage, within = parsed
+    is_manifest = CheckpointId.of_manifest(within) is not None
+    limit = manifest_file.OBJECT_BYTES_MAX if is_manifest else RECORD_BYTES_MAX
     try:
-        data = member.tier.get(key)
+        data = member.tier.get(key, size_bytes=limit + 1)
     except CorruptionError as error:  # It is sealed, and forged or damaged.
         note(f"It gets no redundancy: {error}")
         return
-    if CheckpointId.of_manifest(within):
+    if not is_manifest and len(data) > limit:
+        note(f"It gets no redundancy: {key!r} on tier {member.tier.name!r} is no record.")
+        return
+    if is_manifest:
         try:
             manifest = manifest_file.decode(data, where=f"{key!r} on tier {member.tier.name!r}")
         except (CorruptionError, FormatError) as error:

@@ -48,6 +48,7 @@ from ckptflow.tiers.storekey import KEY_FILE_VARIABLE, StoreKey
 from ckptflow.tiers.tier import Tier, check_key
 
 FRESH_S = 5.0  # How long a look at the descriptors of all members is good for.
+SILENT_S = 60.0  # How long a member that did not answer is passed over.
 LOOK_S = 0.5  # Between two looks for somebody else.
 REBUILT_MAX = 2  # Objects made anew that are kept, since packs are read in ranges.
 CHECKED_MAX = 1 << 16  # Copies that were read once and found to be what was coded.
@@ -72,6 +73,7 @@ class _Kept:
     stripes: dict[str, Stripe] = field(default_factory=dict)
     rebuilt: dict[tuple[str, str], bytes] = field(default_factory=dict)  # By stripe and key.
     checked: set[tuple[str, str, int]] = field(default_factory=set)  # Member, stripe, piece.
+    silent: dict[str, tuple[Tier, float]] = field(default_factory=dict)  # And since when.
     look: _Look | None = None
 
 
@@ -385,7 +387,7 @@ class RedundantTier:
         own, others = self.meeting.members()
         members: dict[str, Member] = {}
         stripes: dict[str, Stripe] = {}
-        for member in (own, *others):
+        for member in (own, *(one for one in others if not self._is_silent(one))):
             try:
                 check_identity(member)
                 names = [
@@ -397,6 +399,7 @@ class RedundantTier:
             except TierError:
                 if member is own:
                     raise
+                self._kept.silent[member.id] = (member.tier, self._clock())
                 continue
             members[member.id] = member
         self._kept.stripes = stripes
@@ -405,6 +408,14 @@ class RedundantTier:
             for number, piece in enumerate(stripes[name].data):
                 pieces.setdefault(piece.key, []).append((stripes[name], number))
         return _Look(members, pieces, self._clock())
+
+    def _is_silent(self, member: Member) -> bool:
+        """Tell whether it did not answer a short while ago, at the address that it has now."""
+        tier, since_s = self._kept.silent.get(member.id, (None, 0.0))
+        if tier is member.tier and self._clock() - since_s <= SILENT_S:
+            return True
+        self._kept.silent.pop(member.id, None)
+        return False
 
     def _stripe(self, member: Member, name: str) -> Stripe | None:
         if name in self._kept.stripes:
