@@ -229,7 +229,9 @@ class _Deletion:
         verdicts = self.judge(seen)
         still = {self.prefix + one.id.manifest_key for one in verdicts if not one.keep}
         going = tuple(key for key in plan.manifests if key in still)
-        kept = [one for one in seen.here if self.prefix + one.found.id.manifest_key not in going]
+        kept = [
+            one for one in seen.here if self.prefix + one.found.id.manifest_key not in going
+        ]
         needed = _needed(kept)
         packs = [
             key

@@ -768,3 +768,28 @@ def test_a_prune_that_meets_a_newer_format_does_not_fail_the_save(tmp_path: Path
     with pytest.warns(CheckpointWarning, match="version 2"):
         live()
     assert [found.id.step for found in ckpt.lineage.valid()] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("deletes", range(12))
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_is_freed_counts_garbage_only_when_it_went(
+    disk: MemoryTier, deletes: int, is_full: bool
+) -> None:
+    for nonce in ("aaaaaaaa", "bbbbbbbb"):
+        disk.put(f"{PREFIX}{CheckpointId(2, 1).pack_key(0, nonce)}", [b"x" * 1000])
+    clock, deleted = [datetime.now(UTC)], list[str]()
+    sizes = {key: disk.size(key) for key in disk.iter_keys("")}
+
+    def note(key: str) -> None:
+        deleted.append(key)
+        if len(deleted) == deletes:
+            clock[0] += 2 * DELETE_WITHIN
+
+    def full(operation: str, _key: str) -> None:
+        if operation == "put" and is_full and not deleted:
+            raise TierFull("no room")
+
+    tier = FaultyTier(disk, full)
+    plan = run(tier, 1, now=lambda: clock[0], on_deleted=note)
+    assert deleted == [*plan.manifests, *plan.packs]
+    assert plan.freed_bytes == sum(sizes[key] for key in deleted if "/packs/" in key)
