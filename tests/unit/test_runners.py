@@ -12,6 +12,7 @@ import pytest
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.checkpointer.runners import Abandoned, Hanging, Runner, Turn
+from ckptflow.flush.flusher import Flusher, TierLock
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
 from ckptflow.testing.faults import FaultyTier
@@ -216,3 +217,37 @@ def test_a_runner_that_is_left_takes_nothing_until_its_call_is_back() -> None:
     runner.run(lambda _turn: seen.append("again"), stall_s=10)
     assert seen == ["abandoned", "again"]
     runner.close()
+
+
+class HeldLock:
+    """Another process holds it, and is stopped."""
+
+    def acquire(self, timeout: float = -1) -> bool:
+        assert timeout >= 0, "it would wait for ever"
+        return False
+
+    def release(self) -> None:
+        raise AssertionError("it was not taken")
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+
+def test_a_prune_that_lets_nobody_in_costs_a_tier_and_not_the_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+
+    def tier_lock(_flusher: Flusher, _lineage: LineageId, tier: Tier) -> TierLock:
+        return HeldLock() if tier is near else threading.Lock()
+
+    monkeypatch.setattr(Flusher, "tier_lock", tier_lock)
+    ckpt = Checkpointer([near, far], rng=False)
+    ckpt.save(1, state_of(1)).wait()
+    with pytest.warns(CheckpointWarning, match="does not let go of tier 'near'"):
+        ckpt.close()
+    assert (steps_on(near), steps_on(far)) == ([], [1])
+    assert restored(far) == 1
