@@ -431,11 +431,12 @@ def test_a_task_with_many_open_files_hears_its_agent() -> None:
 
 
 def test_while_a_tier_hangs_an_agent_answers_and_ends(disk, pfs, serve) -> None:
-    reached, go_on = threading.Event(), threading.Event()
+    reached, go_on, gave_up = threading.Event(), threading.Event(), threading.Event()
 
     def hang(_operation: str, _key: str) -> None:
         reached.set()
-        go_on.wait(LONG_S)
+        if not go_on.wait(LONG_S):
+            gave_up.set()
 
     serving = serve(FaultyTier(disk, hang), pfs)
     Ledger(serving.folder).add(
@@ -448,7 +449,7 @@ def test_while_a_tier_hangs_an_agent_answers_and_ends(disk, pfs, serve) -> None:
         (problem,) = wait_for_run(serving.tiers, "exp", 0.0, options=OPTIONS)
         assert "is still on its way" in problem
         serving.stop()
-        assert not go_on.is_set()
+        assert not gave_up.is_set()
     finally:
         go_on.set()
 
