@@ -7,11 +7,13 @@ die and to be slow at will. ``tests/process/test_agent.py`` has real ones.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import resource
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,6 +25,7 @@ import pytest
 
 from ckptflow.errors import CheckpointError, FlushError, TierFull, TierUnavailable
 from ckptflow.flush import Flusher, Flushing, FlushRequest
+from ckptflow.flush.agent import __main__ as program
 from ckptflow.flush.agent import client as clients
 from ckptflow.flush.agent import process, starting
 from ckptflow.flush.agent import server as servers
@@ -482,3 +485,29 @@ def test_what_cleaned_up_its_folder_does_not_stop_an_agent(serve, monkeypatch) -
     monkeypatch.setattr(process, "_step_back", lambda _nice: None)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     assert process.run_agent(folder, [], Flushing(idle_s=0.0))
+
+
+def test_how_an_agent_began_is_said_once(tmp_path, monkeypatch) -> None:
+    """Later the number of that pipe may be one of a file of its store."""
+    reader, writer = os.pipe()
+    duplicate = os.dup2
+
+    def run_agent(*_arguments: object, on_begin: Callable[[str], None]) -> None:
+        on_begin("ready")
+        descriptor = os.open(tmp_path / "pack", os.O_WRONLY | os.O_CREAT, 0o600)
+        if descriptor != writer:
+            duplicate(descriptor, writer)
+            os.close(descriptor)
+        raise TierUnavailable("the store went away")
+
+    monkeypatch.setattr(program, "run_agent", run_agent)
+    monkeypatch.setattr(os, "umask", lambda _mask: 0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"tiers": [], "options": {}}'))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup2", lambda *_: None)
+        with pytest.raises(TierUnavailable):
+            program.main(str(tmp_path), str(writer))
+    os.close(writer)  # It is open still.
+    assert os.read(reader, 100) == b"ready"
+    os.close(reader)
+    assert (tmp_path / "pack").read_bytes() == b""

@@ -12,6 +12,7 @@ import pytest
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.checkpointer.runners import Abandoned, Hanging, Runner, Turn
+from ckptflow.errors import FlushError, FormatError, TierFull
 from ckptflow.flush.flusher import Flusher, TierLock
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
@@ -251,3 +252,45 @@ def test_a_prune_that_lets_nobody_in_costs_a_tier_and_not_the_save(
         ckpt.close()
     assert (steps_on(near), steps_on(far)) == ([], [1])
     assert restored(far) == 1
+
+
+@pytest.mark.parametrize("error", [FormatError("a newer manifest"), OSError(5, "no lock")])
+def test_a_prune_that_fails_after_a_copy_has_arrived_is_a_warning_only(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+
+    def prune(_lineage: Lineage, _tier: Tier, *_rest: Any, **_options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("ckptflow.checkpointer.writer.prune", prune)
+    ckpt = Checkpointer([near, far], rng=False, keep=2)
+    ticket = ckpt.save(1, state_of(1))
+    ticket.wait(3)
+    with pytest.warns(CheckpointWarning, match=r"a newer manifest|no lock"):
+        ckpt.close()
+    assert ticket.unseen_error is None
+    assert restored(far) == 1
+
+
+def test_a_copy_between_that_fails_late_is_told_at_the_end() -> None:
+    may_fail, begun = threading.Event(), list[str]()
+
+    def full(operation: str, key: str) -> None:
+        if operation == "put" and "packs" in key and not begun:
+            begun.append(key)
+            assert may_fail.wait(60)
+            raise TierFull("no room left")
+
+    near, far = MemoryTier("near", level=1), MemoryTier("far", level=3)
+    middle = FaultyTier(MemoryTier("middle", level=2), full)
+    ckpt = Checkpointer([near, middle, far], rng=False)
+    first = ckpt.save(1, state_of(1))
+    first.wait(3)
+    assert not first.settled
+    ckpt.save(2, state_of(2)).wait()
+    may_fail.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        with pytest.raises(FlushError, match="did not reach tier 'middle'"):
+            ckpt.close()
