@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Sequence
 
-from ckptflow.errors import CheckpointError, ConfigError
+from ckptflow.errors import CheckpointError, ConfigError, FlushError
 
 
 class Ticket:
@@ -17,9 +19,11 @@ class Ticket:
     def __init__(self, step: int, levels: tuple[int, ...]) -> None:
         self.step = step
         self._levels = levels  # Of the tiers that it goes to, inner ones first.
+        self._left = Counter(levels)  # How many tiers of each it may still reach.
         self._reached: set[int] = set()
         self._captured = False
-        self._error: CheckpointError | None = None
+        self._error: CheckpointError | None = None  # The first of all.
+        self._failed: list[tuple[int, CheckpointError]] = []  # Of copies, by level.
         self._seen = False
         self._changed = threading.Condition()
 
@@ -44,9 +48,8 @@ class Ticket:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more will happen: durable wherever it goes, or failed."""
-        # An inner tier that was full is not tried again once an outer one has it.
-        return self._error is not None or max(self._reached, default=-1) >= max(self._levels)
+        """Whether nothing more will happen: wherever it goes it is durable, or has failed."""
+        return not self._left
 
     @property
     def error(self) -> CheckpointError | None:
@@ -71,7 +74,7 @@ class Ticket:
         Raises:
             ConfigError: this checkpoint does not go to a tier of that level.
             TimeoutError: ``timeout_s`` passed first.
-            CheckpointError: the save, or the copy to that level, failed.
+            CheckpointError: the save, or each copy to that level or above, failed.
         """
         wanted = 0 if level is None else level
         if all(have < wanted for have in self._levels):
@@ -83,17 +86,25 @@ class Ticket:
         def reached() -> bool:
             return any(have >= wanted for have in self._reached)
 
+        def may_be() -> bool:
+            return any(level >= wanted for level in self._left)
+
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: reached() or self._error is not None, timeout_s
-            )
+            done = self._changed.wait_for(lambda: reached() or not may_be(), timeout_s)
             if reached():
                 return
             if not done:
                 raise TimeoutError(f"Step {self.step} was not durable after {timeout_s} s.")
-            self._seen = True
-            assert self._error is not None
-            raise self._error
+            error = self._why_not(wanted)
+            self._seen = self._seen or error is self._error
+            raise error
+
+    def _why_not(self, wanted: int) -> CheckpointError:
+        """Return why no tier of ``wanted`` or above has it, or will."""
+        for level, error in self._failed:
+            if level >= wanted:
+                return error
+        return self._error or FlushError(f"Step {self.step} was saved below level {wanted}.")
 
     def wait_written(self) -> None:
         """Wait until the writer has finished with the state, whether it succeeded or not."""
@@ -106,14 +117,31 @@ class Ticket:
             self._captured = True
             self._changed.notify_all()
 
-    def mark_durable(self, level: int) -> None:
-        """Tell waiters that a tier of ``level`` holds the checkpoint."""
+    def mark_durable(self, level: int, *, outer: Sequence[int] | None = None) -> None:
+        """Tell waiters that a tier of ``level`` holds the checkpoint.
+
+        Args:
+            level: of that tier.
+            outer: the first time, the levels of the tiers that it is copied to from there;
+                ``None``: all that it goes to but the innermost and this one.
+        """
         with self._changed:
+            if outer is not None:
+                self._left = Counter(outer)
+            else:
+                if not self._reached:  # A full inner tier is not tried again.
+                    self._left = Counter(self._levels[1:])
+                self._left -= Counter([level])
             self._reached.add(level)
             self._changed.notify_all()
 
-    def fail(self, error: CheckpointError) -> None:
-        """Tell waiters that the save, or a copy outward, failed."""
+    def fail(self, error: CheckpointError, level: int | None = None) -> None:
+        """Tell waiters that the save, or the copy to a tier of ``level``, failed."""
         with self._changed:
             self._error = self._error or error
+            if level is None:
+                self._left.clear()
+            else:
+                self._failed.append((level, error))
+                self._left -= Counter([level])
             self._changed.notify_all()

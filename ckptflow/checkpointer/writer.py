@@ -364,8 +364,8 @@ class Writer:
             Written(manifest.id.step, manifest.state_bytes, manifest.written_bytes, duration_s)
         )
         self._on_durable(duration_s)
-        request.ticket.mark_durable(tier.level)
         targets = [target for target in request.outer if target is not tier]
+        request.ticket.mark_durable(tier.level, outer=[target.level for target in targets])
         if targets:
             self._in_flight[manifest.id] = len(targets)
             for target in targets:
@@ -414,11 +414,11 @@ class Writer:
             ticket.mark_durable(target.level)
             return
         if not isinstance(error.__cause__, TierError):
-            self._fail(ticket, error)  # No fault of the target.
+            self._fail(ticket, error, target.level)  # No fault of the target.
             return
         self._mark(target, error)
         self._health.missed([target])
-        ticket.fail(error)
+        ticket.fail(error, target.level)
 
     def _prune(self, tier: Tier) -> None:
         retention = self._retention[tier.name]
@@ -458,10 +458,10 @@ class Writer:
             self.fenced = error
             self.failures.append(error)
 
-    def _fail(self, ticket: Ticket, error: CheckpointError) -> None:
+    def _fail(self, ticket: Ticket, error: CheckpointError, level: int | None = None) -> None:
         if isinstance(error, FencedError):
             self._overtaken(error)
         elif error not in self.failures:
             self.failures.append(error)
         _log.error("%s step %d: %s", self._lineage.id, ticket.step, error)
-        ticket.fail(error)
+        ticket.fail(error, level)

@@ -6,22 +6,34 @@ die and to be slow at will. ``tests/process/test_agent.py`` has real ones.
 
 from __future__ import annotations
 
+import fcntl
+import io
+import json
+import os
+import resource
 import shutil
+import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ckptflow.errors import CheckpointError, FlushError, TierFull, TierUnavailable
 from ckptflow.flush import Flusher, Flushing, FlushRequest
+from ckptflow.flush.agent import __main__ as program
 from ckptflow.flush.agent import client as clients
-from ckptflow.flush.agent.asking import ask
+from ckptflow.flush.agent import process, starting
+from ckptflow.flush.agent import server as servers
+from ckptflow.flush.agent.asking import ask, wait_for_run
 from ckptflow.flush.agent.client import AgentFlusher, open_flusher
 from ckptflow.flush.agent.folder import make_agent_folder, prune_lock_path, try_lock
-from ckptflow.flush.agent.protocol import connect
+from ckptflow.flush.agent.ledger import Entry, Ledger
+from ckptflow.flush.agent.protocol import Message, connect, send
 from ckptflow.flush.agent.server import Agent
 from ckptflow.model import CheckpointId, LineageId, Manifest
 from ckptflow.policy.retention import Retention
@@ -288,3 +300,214 @@ def test_more_than_one_client(disk, pfs, serve) -> None:
     assert [one.error for one in outcomes] == [None] * 3
     with connect(serving.folder):
         pass
+
+
+class HeldUp:
+    """Holds up the first put of a pack until it may fail: the tier is full."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, operation: str, key: str) -> None:
+        if operation == "put" and "packs" in key:
+            self.reached.set()
+            assert self.go_on.wait(LONG_S)
+            raise TierFull("no room left")
+
+
+def test_a_failure_after_the_task_has_gone_is_told_to_the_end_of_the_run(
+    disk, pfs, serve, monkeypatch
+) -> None:
+    full, left, answer = HeldUp(), threading.Event(), Agent._answer
+
+    def noting(agent: Agent, message: Message, client: Any) -> Message:
+        answered = answer(agent, message, client)
+        if message["op"] == "leave":
+            left.set()
+        return answered
+
+    monkeypatch.setattr(Agent, "_answer", noting)
+    serving, flusher = serve(disk, FaultyTier(pfs, full)), flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, Outcome()))
+    assert full.reached.wait(LONG_S)
+    flusher.close()
+    assert left.wait(LONG_S)
+    full.go_on.set()
+    (problem,) = wait_for_run(serving.tiers, "exp", LONG_S, options=OPTIONS)
+    assert "no room left" in problem
+    assert wait_for_run(serving.tiers, "exp", LONG_S, options=OPTIONS) == []
+
+
+def test_who_has_gone_was_told_nothing(disk, pfs, serve) -> None:
+    full = HeldUp()
+    serving = serve(disk, FaultyTier(pfs, full))
+    Ledger(serving.folder).add(
+        Entry(LINEAGE, CheckpointId(1, 1), "pfs", Retention(newest=None), 1.0)
+    )
+    serving.start()
+    with connect(serving.folder) as connection:
+        send(connection, {"op": "wait", "run": "exp", "timeout_s": LONG_S})
+    full.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "ckptflow-client":
+            thread.join(LONG_S)
+    ask(serving.folder, "status")
+    (problem,) = wait_for_run(serving.tiers, "exp", LONG_S, options=OPTIONS)
+    assert "no room left" in problem
+
+
+def test_what_breaks_the_conversation_does_not_break_the_copies(
+    disk, pfs, serve, monkeypatch
+) -> None:
+    def broken(*_arguments: object) -> None:
+        raise KeyError("LANG")
+
+    serve(disk, pfs)
+    monkeypatch.setattr(clients, "connected", broken)
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert done.over.wait(LONG_S)
+    flusher.submit(request(disk, pfs, 2, again := Outcome()))
+    flusher.close()
+    assert (done.error, again.error) == (None, None)
+    assert steps_on(pfs) == [1, 2]
+
+
+def test_an_agent_of_another_version_is_asked_once(disk, pfs, serve, monkeypatch) -> None:
+    asked = []
+
+    def other_version(*_arguments: object) -> socket.socket:
+        one, other = socket.socketpair()
+        asked.append(other)
+        data = json.dumps({"version": 2, "ok": False}).encode()
+        other.sendall(len(data).to_bytes(4, "big") + data)
+        return one
+
+    serve(disk, pfs)
+    monkeypatch.setattr(clients, "connected", other_version)
+    flusher = flusher_of(disk, pfs)
+    flusher.submit(request(disk, pfs, 1, done := Outcome()))
+    assert done.over.wait(LONG_S)
+    flusher.close()
+    assert done.error is None
+    assert steps_on(pfs) == [1]
+    assert len(asked) == 1
+    asked[0].close()
+
+
+class Changing(Mapping[str, str]):
+    """An environment from which another thread takes something while it is looked at."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["GONE", "HOME"])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: str) -> str:
+        return {"HOME": "/home/me"}[key]
+
+
+def test_an_environment_that_changes_meanwhile(monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", Changing())
+        inherited = starting._environment()
+    assert inherited["HOME"] == "/home/me"
+    assert "GONE" not in inherited
+
+
+def test_a_task_with_many_open_files_hears_its_agent() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < 2048:
+        pytest.skip("this system allows no descriptors from 1024 on")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 1500)
+    try:
+        os.write(writer, b"ready")
+        os.close(writer)
+        assert starting._answer(high) == "ready"
+    finally:
+        os.close(high)
+        os.close(reader)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_while_a_tier_hangs_an_agent_answers_and_ends(disk, pfs, serve) -> None:
+    reached, go_on, gave_up = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(_operation: str, _key: str) -> None:
+        reached.set()
+        if not go_on.wait(LONG_S):
+            gave_up.set()
+
+    serving = serve(FaultyTier(disk, hang), pfs)
+    Ledger(serving.folder).add(
+        Entry(LINEAGE, CheckpointId(1, 1), "pfs", Retention(newest=None), 1.0)
+    )
+    serving.start()
+    try:
+        assert reached.wait(LONG_S)
+        assert ask(serving.folder, "status")["failures"] == []
+        (problem,) = wait_for_run(serving.tiers, "exp", 0.0, options=OPTIONS)
+        assert "is still on its way" in problem
+        serving.stop()
+        assert not gave_up.is_set()
+    finally:
+        go_on.set()
+
+
+def test_a_second_signal_after_the_end_is_nothing(serve) -> None:
+    agent = Agent(serve().folder, [], Flushing(idle_s=0.0))
+    agent.listen()
+    agent.serve()
+    agent.stop(1.0)
+
+
+def test_an_agent_that_stays_for_no_time_at_all_does_not_spin(serve, monkeypatch) -> None:
+    pauses, select = list[float](), servers.select.select
+
+    def noting(readers: Any, writers: Any, others: Any, timeout_s: float) -> Any:
+        pauses.append(timeout_s)
+        return select(readers, writers, others, timeout_s)
+
+    agent = Agent(serve().folder, [], Flushing(idle_s=0.0))
+    agent.listen()
+    with monkeypatch.context() as patch:
+        patch.setattr(servers.select, "select", noting)
+        agent.serve()
+    assert min(pauses) > 0.0
+
+
+def test_what_cleaned_up_its_folder_does_not_stop_an_agent(serve, monkeypatch) -> None:
+    folder = serve().folder
+    shutil.rmtree(folder / "leases")
+    monkeypatch.setattr(process, "_step_back", lambda _nice: None)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    assert process.run_agent(folder, [], Flushing(idle_s=0.0))
+
+
+def test_how_an_agent_began_is_said_once(tmp_path, monkeypatch) -> None:
+    """Later the number of that pipe may be one of a file of its store."""
+    reader, writer = os.pipe()
+    duplicate = os.dup2
+
+    def run_agent(*_arguments: object, on_begin: Callable[[str], None]) -> None:
+        on_begin("ready")
+        descriptor = os.open(tmp_path / "pack", os.O_WRONLY | os.O_CREAT, 0o600)
+        if descriptor != writer:
+            duplicate(descriptor, writer)
+            os.close(descriptor)
+        raise TierUnavailable("the store went away")
+
+    monkeypatch.setattr(program, "run_agent", run_agent)
+    monkeypatch.setattr(os, "umask", lambda _mask: 0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"tiers": [], "options": {}}'))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup2", lambda *_: None)
+        with pytest.raises(TierUnavailable):
+            program.main(str(tmp_path), str(writer))
+    os.close(writer)  # It is open still.
+    assert os.read(reader, 100) == b"ready"
+    os.close(reader)
+    assert (tmp_path / "pack").read_bytes() == b""

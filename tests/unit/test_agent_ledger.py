@@ -12,6 +12,7 @@ from ckptflow.errors import ConfigError
 from ckptflow.flush.agent import ledger as ledgers
 from ckptflow.flush.agent.folder import agent_folder, make_agent_folder
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight, in_flight_of
+from ckptflow.flush.agent.protocol import FRAME_BYTES_MAX
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.tiers.posix import PosixTier
@@ -108,12 +109,13 @@ def test_it_is_known_from_the_tiers_alone(
         '"retention": "everything", "since": 1}',
     ],
 )
-def test_what_is_no_request_is_removed(tmp_path: Path, text: str) -> None:
+def test_what_is_no_request_is_set_aside(tmp_path: Path, text: str) -> None:
     ledger = Ledger(tmp_path)
     (tmp_path / "pending" / "x.json").write_text(text)
     ledger.add(entry(1))
     assert ledger.pending() == [entry(1)]
     assert len(list((tmp_path / "pending").iterdir())) == 1
+    assert (tmp_path / "unread-x.json").read_text() == text  # Of a newer version, maybe.
 
 
 def test_plain_data_that_is_no_entry() -> None:
@@ -128,3 +130,14 @@ def test_stores_that_were_seen_are_remembered(tmp_path: Path) -> None:
     assert Ledger(tmp_path).stores() == {"far": "abc"}
     (tmp_path / "stores.json").write_text("[1]")
     assert ledger.stores() == {}
+
+
+def test_all_failures_go_into_one_message(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.fail(entry(1), "no" * 10_000, reported=False)
+    ledger.fail(entry(2), "no" * 1000, reported=False)
+    first, second = ledger.failures()
+    assert first.error == "no" * 999 + "n…"
+    assert second.error == "no" * 1000
+    row_bytes = len(json.dumps(first.as_json()))
+    assert ledgers.FAILED_MAX * row_bytes < FRAME_BYTES_MAX

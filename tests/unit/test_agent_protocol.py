@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptflow.errors import FormatError, TierDenied, TierUnavailable
+from ckptflow.errors import FlushError, FormatError, TierDenied, TierUnavailable
+from ckptflow.flush.agent.asking import ask
+from ckptflow.flush.agent.ledger import Entry
 from ckptflow.flush.agent.protocol import (
     FRAME_BYTES_MAX,
     VERSION,
@@ -24,6 +27,9 @@ from ckptflow.flush.agent.protocol import (
     send,
     with_name,
 )
+from ckptflow.flush.agent.server import _Client
+from ckptflow.model import CheckpointId, LineageId
+from ckptflow.policy.retention import Retention
 
 
 @pytest.fixture
@@ -110,3 +116,37 @@ def test_where_there_is_no_folder_or_an_unsafe_one(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o755)
     with pytest.raises(TierDenied, match="mode 755"):
         connect(tmp_path / "open")
+
+
+def test_nothing_follows_a_message_that_went_out_by_half(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    one, other = pair
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 10_000))
+    client = _Client(one)
+    copy = Entry(LineageId("exp", "task"), CheckpointId(1, 1), "far", Retention(), 1.0)
+    while client.tell(copy, FlushError("x" * 3000)):  # Until no more fits: nobody reads.
+        pass
+    other.settimeout(10.0)
+    while receive(other) is not None:
+        pass
+    assert not client.tell(copy, None)
+
+
+def test_an_agent_of_another_version_is_told_from_none(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            receive(connection)
+            connection.sendall(framed(json.dumps({"version": 2, "ok": False}).encode()))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with_name(tmp_path, listener.bind)
+        listener.listen()
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with pytest.raises(FlushError, match=r"another version of ckptflow.* but of 2\."):
+            ask(tmp_path, "status")
+        thread.join()

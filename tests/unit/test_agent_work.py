@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,8 @@ from ckptflow.flush import Flushing
 from ckptflow.flush.agent.folder import make_agent_folder
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
 from ckptflow.flush.agent.work import Work
+from ckptflow.flush.lanes import Lane
+from ckptflow.flush.requests import Flight
 from ckptflow.model import CheckpointId, LineageId
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
@@ -324,3 +327,120 @@ def _flushed(near: MemoryTier, far: Tier, folder: Path) -> None:
         threading.excepthook = before
     if died:
         raise died[0]
+
+
+def test_waiting_tells_of_what_is_on_file_and_could_not_be_begun(
+    near: MemoryTier, far: MemoryTier, folder: Path, begin: Callable[..., Work]
+) -> None:
+    def away(_operation: str, _key: str) -> None:
+        raise TierUnavailable("no answer")
+
+    Ledger(folder).add(entry(1))
+    work = begin(FaultyTier(near, away), FaultyTier(far, away))
+    assert not work.recover()
+    assert not work.copying
+    pending, failed = work.wait(lambda _entry: True, 0.0, awaited=False)
+    assert ([one.name for one in pending], failed) == ([entry(1).name], [])
+
+
+def test_a_failure_that_cannot_be_noted_is_told_and_stops_nothing(
+    near: MemoryTier,
+    far: MemoryTier,
+    folder: Path,
+    begin: Callable[..., Work],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = [True]
+
+    def fail(operation: str, _key: str) -> None:
+        if operation == "put" and full[0]:
+            raise TierFull("no room left")
+
+    def no_room(_ledger: Ledger, _entry: Entry) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    work = begin(near, FaultyTier(far, fail))
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_write_failed", no_room)
+        work.take(entry(1), follower=(done := Follower()))
+        assert done.over.wait(LONG_S)
+    assert isinstance(done.error.__cause__, TierFull)
+    assert in_flight(folder, LINEAGE) == [CheckpointId(1, 1)]  # For the next agent.
+    full[0] = False
+    work.take(entry(2), follower=(done := Follower()))
+    assert done.over.wait(LONG_S)
+    assert done.error is None
+    assert steps_on(far)[-1] == 2
+
+
+def test_what_is_asked_for_while_it_is_skipped_is_not_told_as_there(
+    near: MemoryTier,
+    far: MemoryTier,
+    folder: Path,
+    begin: Callable[..., Work],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, asked, done = list[str](), list[str](), Follower()
+
+    def note(operation: str, key: str) -> None:
+        if operation == "put":
+            put.append(key)
+
+    is_superseded = Lane.is_superseded
+
+    def late(lane: Lane, flight: Flight) -> bool:
+        skips = is_superseded(lane, flight)
+        if skips and not asked:  # Its task asks right now.
+            asked.append("once")
+            work.take(entry(1, newest=1), follower=done)
+        return skips
+
+    work = begin(near, FaultyTier(far, note))
+    work.take(entry(3, newest=1), follower=(newest := Follower()))
+    assert newest.over.wait(LONG_S)
+    monkeypatch.setattr(Lane, "is_superseded", late)
+    Ledger(folder).add(entry(1, newest=1))
+    assert work.recover()
+    assert done.over.wait(LONG_S)
+    assert (asked, done.error) == (["once"], None)
+    assert f"{LINEAGE.prefix}/{CheckpointId(1, 1).manifest_key}" in put
+
+
+def test_scavenging_that_breaks_leaves_nothing_paused(
+    near: MemoryTier,
+    far: MemoryTier,
+    begin: Callable[..., Work],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_arguments: object, **_options: object) -> None:
+        raise OverflowError("timestamp too large")
+
+    monkeypatch.setattr("ckptflow.flush.agent.work.scavenge", broken)
+    work = begin(near, far)
+    with pytest.raises(OverflowError):
+        work.scavenge(1e10, go_on=True)
+    work.take(entry(1), follower=(done := Follower()))
+    assert done.over.wait(LONG_S)
+    assert done.error is None
+
+
+def test_nothing_is_begun_while_scavenging_goes_before(
+    near: MemoryTier, far: MemoryTier, folder: Path, begin: Callable[..., Work]
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hang(operation: str, _key: str) -> None:
+        if operation == "get" and threading.current_thread().name == "recovery":
+            reached.set()
+            assert go_on.wait(LONG_S)
+
+    Ledger(folder).add(entry(1))
+    work, begun = begin(FaultyTier(near, hang), far), list[bool]()
+    thread = threading.Thread(target=lambda: begun.append(work.recover()), name="recovery")
+    thread.start()
+    assert reached.wait(LONG_S)
+    work.scavenge(LONG_S, go_on=False)
+    go_on.set()
+    thread.join()
+    assert begun == [False]
+    assert not work.copying

@@ -13,6 +13,7 @@ import pytest
 from ckptflow.errors import AlreadyExists, TierDenied, TierFull, TierUnavailable
 from ckptflow.tiers import disk as disk_module
 from ckptflow.tiers.disk import Disk
+from ckptflow.tiers.durable import Folders
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.units import MIB
 
@@ -144,3 +145,24 @@ def test_who_cannot_tell_the_device_writes_all_the_same(
     tier = PosixTier(tmp_path)
     tier.put("large", [bytes(40 * MIB)])
     assert tier.size("large") == 40 * MIB
+
+
+class OneModeDisk(Disk):
+    """A mount that shows the same mode for whatever is made there."""
+
+    def __init__(self) -> None:
+        self.synced = list[Path]()
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(path)
+        path.chmod(0o755)
+
+    def sync_folder(self, path: Path) -> None:
+        self.synced.append(path)
+        super().sync_folder(path)
+
+
+def test_what_was_made_here_is_synced_whatever_mode_the_mount_shows(tmp_path: Path) -> None:
+    disk = OneModeDisk()
+    Folders(disk).make(tmp_path / "a" / "b")
+    assert {tmp_path, tmp_path / "a"} <= set(disk.synced)

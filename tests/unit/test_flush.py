@@ -317,3 +317,15 @@ def test_submitting_does_not_wait(near: MemoryTier, far: MemoryTier) -> None:
     go_on.set()
     flusher.close()
     assert outcomes.done == [None]
+
+
+def test_who_waits_and_breaks_does_not_end_a_lane(near: MemoryTier, far: MemoryTier) -> None:
+    def broken(_error: CheckpointError | None) -> None:
+        raise RuntimeError("a bug of who waits")
+
+    over, flusher = threading.Event(), Flusher([near], options=AT_ONCE)
+    flusher.submit(FlushRequest(manifest_of(near, 1), far, broken))
+    flusher.submit(FlushRequest(manifest_of(near, 2), far, lambda _error: over.set()))
+    assert over.wait(60)
+    flusher.close()
+    assert steps_on(far) == [2, 1]

@@ -138,3 +138,60 @@ def test_many_wait_for_one() -> None:
     for thread in threads:
         thread.join(60)
     assert len(woken) == 8
+
+
+def test_to_ask_while_nothing_has_failed_is_not_to_have_met_what_fails_later() -> None:
+    ticket = Ticket(7, (1, 3))
+    assert ticket.error is None
+    ticket.fail(ERROR)
+    assert ticket.unseen_error is ERROR
+
+
+def test_a_copy_between_that_is_still_on_its_way_is_not_settled() -> None:
+    ticket = Ticket(7, (0, 2, 3))
+    ticket.mark_durable(0)
+    ticket.mark_durable(3)
+    assert not ticket.settled
+    ticket.fail(FlushError("did not reach 'pfs'"), 2)
+    assert ticket.settled
+    assert ticket.unseen_error is not None
+
+
+def test_two_tiers_of_one_level_are_two() -> None:
+    ticket = Ticket(7, (1, 3, 3))
+    ticket.mark_durable(1)
+    ticket.mark_durable(3)
+    assert not ticket.settled
+    ticket.mark_durable(3)
+    assert ticket.settled
+
+
+def test_a_save_that_went_elsewhere_says_where_it_is_copied_to_from_there() -> None:
+    ticket = Ticket(7, (1, 3))
+    ticket.mark_durable(3, outer=[3])  # Another tier of that level than it was to go to.
+    assert not ticket.settled
+    ticket.mark_durable(3)
+    assert ticket.settled
+
+
+def test_a_copy_that_failed_further_in_says_nothing_of_those_further_out() -> None:
+    ticket = Ticket(7, (0, 2, 3))
+    ticket.mark_durable(0)
+    ticket.fail(FlushError("did not reach 'pfs'"), 2)
+    with pytest.raises(TimeoutError):
+        ticket.wait(3, timeout_s=0.0)
+    with pytest.raises(TimeoutError):
+        ticket.wait(2, timeout_s=0.0)
+    ticket.fail(FlushError("did not reach 'bucket'"), 3)
+    with pytest.raises(FlushError, match="bucket"):
+        ticket.wait(3)
+    with pytest.raises(FlushError, match="pfs"):
+        ticket.wait(2)
+    ticket.wait(0)
+
+
+def test_a_level_that_it_was_to_reach_and_is_not_copied_to_is_no_wait_for_ever() -> None:
+    ticket = Ticket(7, (2,))
+    ticket.mark_durable(1, outer=[])
+    with pytest.raises(FlushError, match="was saved below level 2"):
+        ticket.wait(2)

@@ -12,7 +12,7 @@ from typing import Any
 from ckptflow.errors import FlushError, FormatError, TierError, TierUnavailable
 from ckptflow.flush.agent.folder import agent_folder
 from ckptflow.flush.agent.ledger import Entry, Ledger
-from ckptflow.flush.agent.protocol import Message, connect, receive, send
+from ckptflow.flush.agent.protocol import Message, OtherVersionError, connect, receive, send
 from ckptflow.flush.agent.starting import connected
 from ckptflow.flush.options import Flushing
 from ckptflow.tiers.tier import Tier
@@ -31,7 +31,7 @@ def ask(folder: Path, op: str, *, within_s: float = ANSWER_S, **fields: Any) -> 
     Raises:
         TierUnavailable: no agent runs there, or it ended before it had answered.
         TierDenied: the folder is not safe to use.
-        FlushError: it refused; the message says why.
+        FlushError: it refused, or is of another version; the message says why.
     """
     with connect(folder) as connection:
         connection.settimeout(within_s)
@@ -40,6 +40,11 @@ def ask(folder: Path, op: str, *, within_s: float = ANSWER_S, **fields: Any) -> 
             while (answer := receive(connection)) is not None:
                 if "ok" in answer:
                     break
+        except OtherVersionError as error:
+            raise FlushError(
+                f"The agent in {folder} is of another version of ckptflow: {error} "
+                "It ends by itself when it is idle; until then use its version."
+            ) from error
         except (OSError, FormatError) as error:
             raise TierUnavailable(f"The agent in {folder} did not answer: {error}.") from error
     if answer is None:
@@ -66,7 +71,7 @@ def wait_for_run(
     def of_run(entries: Sequence[Entry]) -> list[Entry]:
         return [entry for entry in entries if entry.lineage.run == run]
 
-    problems = []
+    problems, told = [], set[str]()
     if of_run(ledger.pending()):
         try:
             connected(folder, [tier.spec for tier in tiers], options).close()
@@ -80,10 +85,11 @@ def wait_for_run(
             problems = [_unfinished(entry) for entry in pending]
             failed = [Entry.of(fields) for fields in answer["failed"]]
             problems += [entry.error for entry in failed if not entry.reported]
+            told = {entry.name for entry in failed}  # The agent notes that after it answers.
     unreported = [entry for entry in of_run(ledger.failures()) if not entry.reported]
     for entry in unreported:
         ledger.mark_reported(entry)
-    return [*problems, *(entry.error for entry in unreported)]
+    return [*problems, *(entry.error for entry in unreported if entry.name not in told)]
 
 
 def _unfinished(entry: Entry) -> str:

@@ -33,7 +33,7 @@ from ckptflow.errors import (
 )
 from ckptflow.flush.agent.folder import held, make_agent_folder, prune_lock_path
 from ckptflow.flush.agent.ledger import Entry, Ledger, in_flight
-from ckptflow.flush.agent.protocol import Message, receive, send
+from ckptflow.flush.agent.protocol import Message, OtherVersionError, receive, send
 from ckptflow.flush.agent.starting import connected
 from ckptflow.flush.flusher import Flusher, TierLock
 from ckptflow.flush.options import Flushing
@@ -230,18 +230,18 @@ class AgentFlusher:
                 if not self._asked:
                     return
             try:
-                connection = connected(
+                with connected(
                     self.folder, [tier.spec for tier in self._tiers], self._options
-                )
-            except (TierError, OSError) as error:
+                ) as connection:
+                    if self._converse(connection):
+                        failures = 0
+                    failures += 1
+            except (TierError, OtherVersionError, OSError) as error:
                 _log.warning("Checkpoints are copied by the task itself: %s", error)
                 break
-            with connection:
-                if self._converse(connection):
-                    failures = 0
-                failures += 1
-            with self._changed:
-                self._connection = None
+            finally:
+                with self._changed:
+                    self._connection = None
         self._give_up()
 
     def _converse(self, connection: socket.socket) -> bool:
@@ -256,9 +256,13 @@ class AgentFlusher:
                 asked.taken = False
                 self._ask(connection, asked)
         progress = False
-        with contextlib.suppress(OSError, FormatError):
+        try:
             while (message := receive(connection)) is not None:
                 progress = self._heard(message) or progress
+        except OtherVersionError:
+            raise
+        except (OSError, FormatError):
+            pass  # It is gone.
         return progress
 
     def _leave(self, connection: socket.socket) -> None:

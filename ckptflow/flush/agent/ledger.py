@@ -25,6 +25,7 @@ from ckptflow.tiers.tier import Tier
 
 PENDING, FAILED, STORES = "pending", "failed", "stores.json"
 FAILED_MAX = 1000
+ERROR_CHARS_MAX = 2000  # All failures together go into one message.
 
 _log = logging.getLogger("ckptflow")
 
@@ -136,6 +137,8 @@ class Ledger:
 
     def fail(self, entry: Entry, error: str, *, reported: bool) -> None:
         """Keep why a request failed, and forget that it is to be carried out."""
+        if len(error) > ERROR_CHARS_MAX:
+            error = f"{error[: ERROR_CHARS_MAX - 1]}…"
         failed = replace(entry, error=error, reported=reported)
         self._write_failed(failed)
         self.done(entry)

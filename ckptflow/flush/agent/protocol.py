@@ -28,6 +28,10 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid.
 Message = dict[str, Any]
 
 
+class OtherVersionError(FormatError):
+    """Who is at the other end speaks another version of the protocol."""
+
+
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     """Send one message.
 
@@ -43,7 +47,8 @@ def receive(connection: socket.socket) -> Message | None:
     """Return the next message, or ``None`` when the other end has closed.
 
     Raises:
-        FormatError: what came is no message, or one of another version.
+        FormatError: what came is no message.
+        OtherVersionError: it is one of another version.
         OSError: the other end is gone.
     """
     head = _read(connection, _LENGTH.size)
@@ -59,8 +64,12 @@ def receive(connection: socket.socket) -> Message | None:
         message = json.loads(data)
     except ValueError as error:
         raise FormatError(f"A message is no JSON: {error}.") from error
-    if not isinstance(message, dict) or message.get("version") != VERSION:
+    if not isinstance(message, dict) or "version" not in message:
         raise FormatError(f"A message is not of version {VERSION} of the protocol.")
+    if (version := message["version"]) != VERSION:
+        raise OtherVersionError(
+            f"A message is not of version {VERSION} of the protocol but of {version!r:.20}."
+        )
     return message
 
 

@@ -56,6 +56,8 @@ class Agent:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.settimeout(0)
         self._grace_s: float | None = None  # Set when it is to end.
+        self._recovering: threading.Thread | None = None
+        self._complete = False  # Whether all that is on file was begun.
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def listen(self) -> None:
@@ -82,28 +84,41 @@ class Agent:
 
     def serve(self) -> None:
         """Carry out requests until it is idle for long, or asked to end."""
-        complete = self._work.recover()
         idle_since_s = time.monotonic()
         while self._grace_s is None:
+            if not self._complete:
+                self._begin_recovery()
             ready, _, _ = select.select(
-                [self._listener, self._wake_reader], [], [], self._pause_s(complete=complete)
+                [self._listener, self._wake_reader], [], [], self._pause_s()
             )
             if self._wake_reader in ready:
                 self._wake_reader.recv(4096)
             if self._listener in ready:
                 self._accept()
-            if not complete:
-                complete = self._work.recover()
-            if self._is_idle() and complete:
+            if self._is_idle() and self._complete:
                 if not ready and time.monotonic() - idle_since_s >= self._idle_s:
                     break
             else:
                 idle_since_s = time.monotonic()
         self._end()
 
-    def _pause_s(self, *, complete: bool) -> float | None:
-        """Return for how long to wait: for good where a message or `_over` wakes us."""
-        if not complete:
+    def _begin_recovery(self) -> None:
+        """Begin what is on file, in a thread of its own: a tier may hang."""
+        if self._recovering is None or not self._recovering.is_alive():
+            self._recovering = threading.Thread(
+                target=self._recover, name="ckptflow-recovery", daemon=True
+            )
+            self._recovering.start()
+
+    def _recover(self) -> None:
+        self._complete = self._work.recover()
+        if self._complete:
+            with contextlib.suppress(OSError):
+                self._wake_writer.send(b"x")
+
+    def _pause_s(self) -> float:
+        """Return for how long to wait for a client before looking at the rest."""
+        if not self._complete:
             return min(max(self._idle_s, _PAUSE_S), _RECOVER_S)
         return max(self._idle_s, _PAUSE_S)
 

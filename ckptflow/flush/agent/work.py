@@ -142,6 +142,8 @@ class Work:
                 self._note_failure(entry, error)
                 continue
             with self._changed:
+                if self._paused:  # Meanwhile. Whoever goes on begins it.
+                    return False
                 if entry.name not in self._entries and self._ledger.has(entry):
                     self._entries[entry.name] = entry
                     self._submit(entry, target, manifest)
@@ -234,6 +236,8 @@ class Work:
 
     def close(self) -> None:
         """End the threads, when no copies are on their way any more."""
+        with self._changed:
+            self._paused = True
         self._flusher.close()
         self._upkeep.close()
 
