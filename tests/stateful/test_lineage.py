@@ -378,9 +378,5 @@ class LifeOfATask(RuleBasedStateMachine):
             victim.put(key, [data])
 
 
-# With SLOW=1 fewer than elsewhere: 600 take more than five minutes.
-EXAMPLES_MAX = 200
-LifeOfATask.TestCase.settings = settings(
-    stateful_step_count=30, max_examples=min(settings.default.max_examples, EXAMPLES_MAX)
-)
+LifeOfATask.TestCase.settings = settings(stateful_step_count=30)
 TestLifeOfATask = LifeOfATask.TestCase

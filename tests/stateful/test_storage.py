@@ -467,9 +467,5 @@ class LifeOfAStore(RuleBasedStateMachine):
                     )
 
 
-# With SLOW=1 fewer than elsewhere: 600 take more than five minutes.
-EXAMPLES_MAX = 200
-LifeOfAStore.TestCase.settings = settings(
-    stateful_step_count=15, max_examples=min(settings.default.max_examples, EXAMPLES_MAX)
-)
+LifeOfAStore.TestCase.settings = settings(stateful_step_count=15)
 TestLifeOfAStore = LifeOfAStore.TestCase
