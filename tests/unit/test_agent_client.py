@@ -405,14 +405,14 @@ class Changing(Mapping[str, str]):
         return 2
 
     def __getitem__(self, key: str) -> str:
-        return {"HOME": "/home/me"}[key]
+        return {"HOME": "/somewhere"}[key]
 
 
 def test_an_environment_that_changes_meanwhile(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", Changing())
         inherited = starting._environment()
-    assert inherited["HOME"] == "/home/me"
+    assert inherited["HOME"] == "/somewhere"
     assert "GONE" not in inherited
 
 

@@ -173,7 +173,7 @@ def test_archive_and_import(folders: tuple[Path, Path], tmp_path: Path) -> None:
     result = run("import", str(tmp_path / "none.tar"), "--to", str(target))
     assert result.exit_code == 2
     assert "Cannot read" in result.stderr
-    file.write_bytes(file.read_bytes()[:-9000])
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])  # Its end is padding.
     result = run("import", str(file), "--to", str(target))
     assert result.exit_code == 4
     assert "cut off" in result.stderr

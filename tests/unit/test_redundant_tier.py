@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -191,6 +192,8 @@ def test_a_checkpoint_is_at_level_two_only_when_it_is_protected(make_nodes: Make
     nodes = make_nodes(2)
     with nodes[0].checkpointer(flush_every={"partners": 10**6, "pfs": 10**6}) as ckpt:
         ckpt.save(1, state("x", 1)).wait(2)  # The first goes everywhere.
+        while ckpt._writer._flusher.in_flight(ckpt.lineage.id):  # `pfs` may have been first.
+            time.sleep(0.001)
         ckpt.save(2, state("x", 2)).wait(1)
     found = {
         one.id.step: [tier.name for tier in one.tiers] for one in nodes[0].lineage().valid()
