@@ -33,6 +33,7 @@ from ckptflow.store.packing import Packing
 from ckptflow.store.prune import prune
 from ckptflow.store.save import write_checkpoint
 from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.watched import WatchedTier
 
 _log = logging.getLogger("ckptflow")
 
@@ -119,7 +120,7 @@ class Writer:
         self._flusher = open_flusher(
             lineage.tiers,
             options=flushing or Flushing(),
-            after_copy=lambda request: self._prune(request.target),
+            after_copy=lambda request: self._prune(request.target, lineage),
         )
         self._tier_locks = {
             tier.name: self._flusher.tier_lock(lineage.id, tier) for tier in lineage.tiers
@@ -321,7 +322,7 @@ class Writer:
         turn.check()
 
     def _ask_and_record(self) -> None:
-        self._ask_fence()
+        self._ask_fence(self._lineage)
         if self._record_resume is None:
             return
         if self._fence_error is not None:
@@ -331,9 +332,9 @@ class Writer:
         except TierError as error:
             raise _Unrecorded(error) from error
         self._record_resume = None
-        self._ask_fence()
+        self._ask_fence(self._lineage)
 
-    def _ask_fence(self) -> bool:
+    def _ask_fence(self, lineage: Lineage) -> bool:
         """Return whether the fence tier answers; that it does not is told once.
 
         Raises:
@@ -346,7 +347,7 @@ class Writer:
             )
             return False
         try:
-            self._lineage.check_fence(self._attempt)
+            lineage.check_fence(self._attempt)
         except TierError as error:
             if self._fence_error is None:
                 self.failures.append(error)
@@ -389,9 +390,8 @@ class Writer:
         if runner.is_stuck:
             return
 
-        def act(_turn: Turn[None]) -> None:
-            with runner.watch.call(tier):
-                self._prune(tier)
+        def act(_turn: Turn[None]) -> None:  # Each call is watched, not how long it takes.
+            self._prune(tier, self._lineage.around(lambda one: WatchedTier(one, runner.watch)))
 
         try:
             runner.run(act, stall_s=self._health.stall_s)
@@ -420,13 +420,13 @@ class Writer:
         self._health.missed([target])
         ticket.fail(error, target.level)
 
-    def _prune(self, tier: Tier) -> None:
+    def _prune(self, tier: Tier, lineage: Lineage) -> None:
         retention = self._retention[tier.name]
         if retention.keeps_all:
             return  # All are kept, and to look at all after each save would cost more and more.
         try:
             # Whoever was overtaken does not know any more what others still need.
-            if not self._ask_fence():
+            if not self._ask_fence(lineage):
                 return
             lock = self._tier_locks[tier.name]
             if not lock.acquire(timeout=self._health.stall_s):
@@ -435,8 +435,8 @@ class Writer:
                 # Those of an attempt before this one may be on their way, too.
                 in_flight = {*self._in_flight, *self._flusher.in_flight(self._lineage.id)}
                 plan = prune(
-                    self._lineage,
-                    tier,
+                    lineage,
+                    next(one for one in lineage.tiers if one.name == tier.name),
                     retention,
                     in_flight=in_flight,
                     proven=self._proven,

@@ -86,6 +86,10 @@ class Lineage:
         self.tiers, self.id, self._note = tuple(tiers), lineage, note
         self.fence_tier = fence_tier(self.tiers)
 
+    def around(self, wrap: Callable[[Tier], Tier]) -> Lineage:
+        """Return the same lineage, with something around each of its tiers."""
+        return Lineage([wrap(tier) for tier in self.tiers], self.id, note=self._note)
+
     # --- checkpoints ---
 
     def checkpoints(self) -> list[Found]:

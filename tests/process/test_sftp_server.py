@@ -5,6 +5,7 @@ Method: real servers in processes of their own, and a proxy that cuts at a byte 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -263,9 +264,9 @@ def test_connections_are_shared_and_limited(server: SftpServer, tmp_path: Path) 
 
 
 FORKS = """\
-import os, sys
+import json, os, sys
 from ckptflow.tiers.opening import open_tier
-tier = open_tier(eval(sys.argv[1]))
+tier = open_tier(json.loads(sys.argv[1]))
 tier.put("parent", [b"1"])
 child = os.fork()
 if child == 0:
@@ -280,7 +281,7 @@ print(*tier.iter_keys(""))
 def test_a_forked_child_has_connections_of_its_own(server: SftpServer, tmp_path: Path) -> None:
     spec = SftpTier(server.address(), str(tmp_path / "store")).spec
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORKS, repr(spec)],
+        [sys.executable, "-W", "error", "-c", FORKS, json.dumps(spec)],
         capture_output=True,
         text=True,
         check=False,

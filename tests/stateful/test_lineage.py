@@ -374,8 +374,9 @@ class LifeOfATask(RuleBasedStateMachine):
         if how == "cut":
             victim.put(key, [data[: len(data) * choice // 100]])
         elif how == "flipped":
-            data[0 if part == "packs" else len(data) * choice // 100] ^= 1 << choice % 8
-            victim.put(key, [data])
+            other = data or bytearray(b"all of it had been cut off")
+            other[0 if part == "packs" else len(data) * choice // 100] ^= 1 << choice % 8
+            victim.put(key, [other])
 
 
 LifeOfATask.TestCase.settings = settings(stateful_step_count=30)

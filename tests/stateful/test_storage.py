@@ -462,9 +462,9 @@ class LifeOfAStore(RuleBasedStateMachine):
                 if how == "cut":
                     tier.put(key, [data[: len(data) * choice // 100]])
                 elif how == "flipped":
-                    tier.put(
-                        key, [data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]]
-                    )
+                    other = bytearray(data or b"all of it had been cut off")
+                    other[place] ^= 16
+                    tier.put(key, [other])
 
 
 LifeOfAStore.TestCase.settings = settings(stateful_step_count=15)

@@ -556,9 +556,9 @@ def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 FORKS = """\
-import os, sys
+import json, os, sys
 from ckptflow.tiers.opening import open_tier
-tier = open_tier(eval(sys.argv[1]))
+tier = open_tier(json.loads(sys.argv[1]))
 tier.put("parent", [b"1"])
 child = os.fork()
 if child == 0:
@@ -575,7 +575,7 @@ def test_a_forked_child_has_connections_of_its_own(
 ) -> None:
     spec = spec_of(f"peer://{server.address}") | {"peer_key_file": str(key_file)}
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORKS, repr(spec)],
+        [sys.executable, "-W", "error", "-c", FORKS, json.dumps(spec)],
         capture_output=True,
         text=True,
         check=False,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
-from ckptflow.checkpointer.runners import Abandoned, Hanging, Runner, Turn
+from ckptflow.checkpointer.runners import STALL_S, Abandoned, Hanging, Runner, Turn
 from ckptflow.errors import FlushError, FormatError, TierFull
 from ckptflow.flush.flusher import Flusher, TierLock
 from ckptflow.model import LineageId
@@ -294,3 +294,34 @@ def test_a_copy_between_that_fails_late_is_told_at_the_end() -> None:
         warnings.simplefilter("ignore", CheckpointWarning)
         with pytest.raises(FlushError, match="did not reach tier 'middle'"):
             ckpt.close()
+
+
+class AskedClock(Clock):
+    """Counts how often it was looked at."""
+
+    asked = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return self.now_s
+
+
+def test_a_prune_may_take_longer_than_any_call_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptflow.checkpointer.runners.LOOK_EVERY_S", 0.01)
+    near, clock, slow = MemoryTier("near", level=1), AskedClock(), list[str]()
+
+    def take_time(operation: str, key: str) -> None:
+        if operation == "delete":
+            slow.append(key)
+            clock.now_s += 0.7 * STALL_S
+            before = clock.asked
+            while clock.asked < before + 3:  # Somebody looks how long it takes.
+                time.sleep(0.001)
+
+    ckpt = begun(clock, FaultyTier(near, take_time))
+    for step in (1, 2, 3):
+        ckpt.save(step, state_of(step)).wait()
+    ckpt.close()
+    assert len(slow) > 2
+    assert ckpt.health.report() == []
+    assert steps_on(near) == [3, 2]
