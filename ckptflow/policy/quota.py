@@ -51,11 +51,6 @@ def dropped_for_room(
     return dropped
 
 
-def packs_bytes(kept: Mapping[Name, Mapping[str, int]]) -> int:
-    """Return the bytes of all packs of some checkpoints, each counted once."""
-    return sum({key: size for packs in kept.values() for key, size in packs.items()}.values())
-
-
 def fair_shares(
     wanted: Mapping[Name, int], floors: Mapping[Name, int], size_bytes: int
 ) -> dict[Name, int]:

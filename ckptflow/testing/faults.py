@@ -32,22 +32,38 @@ class FaultyTier(TierAround):
         return call()
 
 
-class CrashingTier(FaultyTier):
-    """Dies just before its ``crash_at``-th change (counted from 0), and is dead from then on.
+class Doom:
+    """Kills whoever is about to make one change too many, on whichever tier has it.
 
-    ``changes`` counts the puts, creates and deletes, so that an undisturbed run tells how
-    many places to crash there are.
+    Dead is dead: no call is made from then on. To be given to a `FaultyTier`.
+
+    Args:
+        crash_at: before which change, counted from 0; ``None``: none.
+
+    Attributes:
+        changes: the puts, creates and deletes so far. An undisturbed run tells how many
+            places to crash there are.
     """
 
-    def __init__(self, inner: Tier, *, crash_at: int | None = None) -> None:
-        self.changes = 0
-        self._crash_at = crash_at
-        super().__init__(inner, self._count)
+    def __init__(self, crash_at: int | None = None) -> None:
+        self.changes, self._crash_at, self._dead = 0, crash_at, False
 
-    def _count(self, operation: str, key: str) -> None:
-        dead = self._crash_at is not None and self.changes > self._crash_at
-        if operation in ("put", "create", "delete"):
-            dead = dead or self.changes == self._crash_at
-            self.changes += 1
-        if dead:
+    def __call__(self, operation: str, key: str) -> None:
+        is_change = operation in ("put", "create", "delete")
+        self._dead = self._dead or (is_change and self.changes == self._crash_at)
+        if self._dead:
             raise Crash(f"{operation} {key}")
+        self.changes += is_change
+
+
+class CrashingTier(FaultyTier):
+    """One tier with a `Doom` of its own."""
+
+    def __init__(self, inner: Tier, *, crash_at: int | None = None) -> None:
+        self._doom = Doom(crash_at)
+        super().__init__(inner, self._doom)
+
+    @property
+    def changes(self) -> int:
+        """See `Doom`."""
+        return self._doom.changes

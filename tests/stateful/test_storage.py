@@ -48,7 +48,7 @@ from ckptflow.store.repair import repair
 from ckptflow.store.resume import restore_newest
 from ckptflow.store.save import write_checkpoint
 from ckptflow.store.verify import verify_lineage
-from ckptflow.testing.faults import Crash, FaultyTier
+from ckptflow.testing.faults import Crash, Doom, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.tier import Tier
 
@@ -79,19 +79,6 @@ class Commit:
     bits: State
     manifest: Manifest
     makes: list[Make] = field(default_factory=list)
-
-
-class Doom:
-    """Kills whoever is about to make one change too many, on whichever tier."""
-
-    def __init__(self, crash_at: int | None) -> None:
-        self._left = crash_at
-
-    def __call__(self, operation: str, key: str) -> None:
-        if self._left is not None and operation in ("put", "create", "delete"):
-            self._left -= 1
-        if self._left is not None and self._left < 0:
-            raise Crash(f"{operation} {key}")
 
 
 def bits(state: State) -> State:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ckptflow.model import CheckpointId
-from ckptflow.policy.quota import dropped_for_room, fair_shares, packs_bytes
+from ckptflow.policy.quota import dropped_for_room, fair_shares
 from ckptflow.policy.retention import Candidate, Retention, parse_retention, retain
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.prune import plan_prune, prune
@@ -25,10 +25,6 @@ CHAIN = {  # Each needs the first pack and its own; the third shares all with th
     "new": {"base": 100, "three": 10},
 }
 ORDER = ["old", "middle", "twin"]
-
-
-def test_bytes_count_once() -> None:
-    assert packs_bytes(CHAIN) == 130
 
 
 @pytest.mark.parametrize(

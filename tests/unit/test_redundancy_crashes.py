@@ -18,7 +18,7 @@ from ckptflow.store.redundancy.release import UNFINISHED_AGE_S, release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.stripes import time_of
 from ckptflow.store.redundancy.survey import Member, look
-from ckptflow.testing.faults import Crash, FaultyTier
+from ckptflow.testing.faults import Crash, Doom, FaultyTier
 from ckptflow.tiers.memory import MemoryTier
 
 SCHEMES = [
@@ -32,27 +32,14 @@ by_scheme = pytest.mark.parametrize(
     [*SCHEMES[:3], pytest.param(SCHEMES[3], marks=pytest.mark.slow)],
     ids=lambda scheme: f"{scheme.name}{scheme.set_size}",
 )
-CHANGES = ("put", "create", "delete")
 
 
-class Doom:
-    """Counts changes on all tiers, and dies before one of them."""
-
-    def __init__(self, crash_at: int | None = None) -> None:
-        self.count, self._crash_at = 0, crash_at
-
-    def __call__(self, operation: str, key: str) -> None:
-        if operation in CHANGES:
-            if self.count == self._crash_at:
-                raise Crash(f"{operation} {key}")
-            self.count += 1
-
-    def around(self, nodes: Nodes) -> Nodes:
-        doomed = Nodes(tiers=nodes.tiers)
-        doomed.members = [
-            Member(member.id, FaultyTier(member.tier, self)) for member in nodes.members
-        ]
-        return doomed
+def doomed(nodes: Nodes, doom: Doom) -> Nodes:
+    around = Nodes(tiers=nodes.tiers)
+    around.members = [
+        Member(member.id, FaultyTier(member.tier, doom)) for member in nodes.members
+    ]
+    return around
 
 
 def saved(scheme: Scheme) -> Nodes:
@@ -97,15 +84,15 @@ def release_later(nodes: Nodes, scheme: Scheme, *, after_s: float) -> None:
 def test_a_crash_before_any_write_of_a_protection(scheme: Scheme) -> None:
     start = saved(scheme)
     undisturbed, doom = start.copy(), Doom()
-    doom.around(undisturbed).protect(scheme)
+    doomed(undisturbed, doom).protect(scheme)
     everybody = list(range(scheme.set_size))
     assert check_that_claims_are_true(undisturbed) == everybody
     seen = set()
-    for crash_at in range(doom.count):
+    for crash_at in range(doom.changes):
         nodes = start.copy()
         before = of_lineages(nodes)
         with pytest.raises(Crash):
-            Doom(crash_at).around(nodes).protect(scheme)
+            doomed(nodes, Doom(crash_at)).protect(scheme)
         seen.add(len(check_that_claims_are_true(nodes)))
         nodes.protect(scheme)
         assert check_that_claims_are_true(nodes) == everybody
@@ -126,7 +113,7 @@ def test_a_crash_before_any_write_of_a_rebuild(scheme: Scheme) -> None:
     left = look(nodes.members[1:])
     doom = Doom()
     rebuild(left, FaultyTier(MemoryTier("new"), doom))
-    for crash_at in range(doom.count):
+    for crash_at in range(doom.changes):
         target = MemoryTier("new")
         with pytest.raises(Crash):
             rebuild(left, FaultyTier(target, Doom(crash_at)))
@@ -144,13 +131,13 @@ def test_a_crash_before_any_delete_of_a_release(scheme: Scheme) -> None:
     for node in range(scheme.set_size):
         start.prune(node, keep=1)
     undisturbed, doom = start.copy(), Doom()
-    release(look(doom.around(undisturbed).members), scheme)
-    assert doom.count > 0
+    release(look(doomed(undisturbed, doom).members), scheme)
+    assert doom.changes > 0
     everybody = list(range(scheme.set_size))
-    for crash_at in range(doom.count):
+    for crash_at in range(doom.changes):
         nodes = start.copy()
         with pytest.raises(Crash):
-            release(look(Doom(crash_at).around(nodes).members), scheme)
+            release(look(doomed(nodes, Doom(crash_at)).members), scheme)
         assert check_that_claims_are_true(nodes) == everybody
         release(look(nodes.members), scheme)
         assert check_that_claims_are_true(nodes) == everybody

@@ -22,7 +22,7 @@ from typing import Any
 from ckptflow.errors import ConfigError, TierDenied
 from ckptflow.model import CheckpointId, LineageId
 
-SOCKET, LOCK, LOG, TIERS = "socket", "lock", "log", "tiers.json"
+SOCKET, LOCK, LOG = "socket", "lock", "log"
 LEASES = "leases"
 
 _log = logging.getLogger("ckptflow")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -16,7 +15,6 @@ import psutil
 from ckptflow.flush.agent.folder import (
     LEASES,
     LOCK,
-    TIERS,
     check_private,
     make_private,
     sweep_leases,
@@ -24,7 +22,6 @@ from ckptflow.flush.agent.folder import (
 )
 from ckptflow.flush.agent.server import Agent
 from ckptflow.flush.options import Flushing
-from ckptflow.tiers import durable
 from ckptflow.tiers.tier import Tier
 
 _LINE = "%(asctime)s %(levelname)s %(message)s"
@@ -67,8 +64,6 @@ def run_agent(
         _step_back(options.nice)
         make_private(folder / LEASES)  # Who cleans /tmp removes empty folders.
         sweep_leases(folder)
-        specs = json.dumps([tier.spec for tier in tiers])
-        durable.write_atomic(folder / TIERS, [specs.encode()])
         agent = Agent(folder, tiers, options)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(options.grace_s))

@@ -63,11 +63,6 @@ def announce(tier: Tier, announcement: Announcement) -> None:
     tier.put(f"{PEERS}/{announcement.store}.json", [text.encode()])
 
 
-def withdraw(tier: Tier, store: str) -> None:
-    """Take back what a node said: it does not take part any more."""
-    tier.delete(f"{PEERS}/{store}.json")
-
-
 def announced(
     tier: Tier, *, note: Callable[[str], None] = lambda _text: None
 ) -> list[Announcement]:

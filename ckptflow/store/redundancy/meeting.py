@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from ckptflow.errors import ConfigError
 from ckptflow.policy.groups import choose_sets
 from ckptflow.store.descriptor import ensure_store, store_id
-from ckptflow.store.redundancy.announce import Announcement, announce, announced, withdraw
+from ckptflow.store.redundancy.announce import Announcement, announce, announced
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.survey import Member
 from ckptflow.tiers.peer import PeerTier
@@ -95,10 +95,6 @@ class Meeting:
                 since=self._now().isoformat(timespec="seconds"),
             ),
         )
-
-    def leave(self) -> None:
-        """Say that this node does not take part any more."""
-        withdraw(self._place, self.own_id())
 
     def own_groups(self) -> dict[str, str]:
         """Return this node's failure groups.
