@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,11 @@ class Serving:
                 thread.start()
                 self._running.append((agent, thread))
         return "ready"
+
+    def wait_for_clients(self, count: int) -> None:
+        ((agent, _),) = self._running
+        while len(agent._connections) != count:
+            time.sleep(0.001)
 
     def stop(self) -> None:
         """A client may start another meanwhile: that one goes on."""
@@ -347,11 +353,9 @@ def test_who_has_gone_was_told_nothing(disk, pfs, serve) -> None:
     serving.start()
     with connect(serving.folder) as connection:
         send(connection, {"op": "wait", "run": "exp", "timeout_s": LONG_S})
+        serving.wait_for_clients(1)
     full.go_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "ckptflow-client":
-            thread.join(LONG_S)
-    ask(serving.folder, "status")
+    serving.wait_for_clients(0)
     (problem,) = wait_for_run(serving.tiers, "exp", LONG_S, options=OPTIONS)
     assert "no room left" in problem
 
@@ -511,3 +515,32 @@ def test_how_an_agent_began_is_said_once(tmp_path, monkeypatch) -> None:
     assert os.read(reader, 100) == b"ready"
     os.close(reader)
     assert (tmp_path / "pack").read_bytes() == b""
+
+
+def test_a_target_that_hangs_when_it_is_looked_at_holds_nobody_up(
+    disk: PosixTier, pfs: PosixTier, tmp_path: Path, serve
+) -> None:
+    let_go, looked = threading.Event(), threading.Event()
+
+    def hang(operation: str, _key: str) -> None:
+        if operation not in ("iter_keys", "iter_folders"):
+            looked.set()
+            assert let_go.wait(LONG_S)
+
+    bucket = FaultyTier(PosixTier(tmp_path / "bucket", name="bucket", level=4), hang)
+    serve(disk, pfs, bucket.inner)
+    flusher = flusher_of(disk, pfs, bucket)
+    first, second, third = Outcome(), Outcome(), Outcome()
+    flusher.submit(request(disk, bucket, 1, first))  # It comes back.
+    assert looked.wait(LONG_S)
+    flusher.submit(request(disk, pfs, 2, second))
+    flusher.submit(request(disk, bucket, 3, third))
+    assert second.over.wait(LONG_S)
+    assert second.error is None
+    assert not first.over.is_set()
+    let_go.set()
+    for done in (first, third):
+        assert done.over.wait(LONG_S)
+        assert done.error is None
+    flusher.close()
+    assert steps_on(bucket.inner) == [1, 3]

@@ -55,6 +55,7 @@ class _Asked:
 
     request: FlushRequest
     entry: Entry
+    ready: bool = False  # Whether it is known which stores are meant.
     taken: bool = False  # Whether the agent has said that it is durable.
 
 
@@ -142,7 +143,8 @@ class AgentFlusher:
         self._tiers, self._options, self._make_own = tuple(tiers), options, own
         self._own: Flusher | None = None
         self._asked: dict[str, _Asked] = {}
-        self._ids: dict[str, str] = {}
+        self._ids: dict[str, str] = {}  # Of the stores on our tiers, as far as known.
+        self._looking: dict[str, list[_Asked]] = {}  # By target; asked for when it is known.
         self._connection: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closing = self._given_up = False
@@ -161,22 +163,21 @@ class AgentFlusher:
             elsewhere=tuple(request.kept_elsewhere.items()),
         )
         asked = _Asked(request, entry)
-        if not self._knows_places(request.target):
-            self._by_ourselves(asked)
-            return
         with self._changed:
             if self._given_up:
                 self._by_ourselves(asked)
                 return
             self._asked[entry.name] = asked
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="ckptflow-agent", daemon=True
-                )
-                self._thread.start()
-            elif self._connection is not None:
-                self._ask(self._connection, asked)
+            if request.target.name in self._ids:
+                self._ask_soon(asked)
+                return
+            looking = self._looking.setdefault(request.target.name, [])
+            looking.append(asked)
+            if len(looking) == 1:  # Whoever saves does not wait for a tier that may hang.
+                name = f"ckptflow-look-{request.target.name}"
+                threading.Thread(
+                    target=self._look, args=(request.target,), name=name, daemon=True
+                ).start()
 
     def in_flight(self, lineage: LineageId) -> list[CheckpointId]:
         """Return the checkpoints of a lineage that still have to be copied, whoever asked."""
@@ -210,7 +211,35 @@ class AgentFlusher:
         if self._own is not None:
             self._own.close()
 
-    # --- the thread ---
+    # --- the threads ---
+
+    def _look(self, target: Tier) -> None:
+        """Find out which stores we mean, then ask for what waits for that."""
+        knows = False
+        try:
+            knows = self._knows_places(target)
+        finally:
+            with self._changed:
+                for asked in self._looking.pop(target.name):
+                    if self._asked.get(asked.entry.name) is not asked:
+                        continue  # It was given up meanwhile.
+                    if knows:
+                        self._ask_soon(asked)
+                    else:
+                        del self._asked[asked.entry.name]
+                        self._by_ourselves(asked)
+                self._changed.notify_all()
+
+    def _ask_soon(self, asked: _Asked) -> None:
+        asked.ready = True
+        self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="ckptflow-agent", daemon=True
+            )
+            self._thread.start()
+        elif self._connection is not None:
+            self._ask(self._connection, asked)
 
     def _run(self) -> None:
         try:
@@ -226,7 +255,7 @@ class AgentFlusher:
         failures = 0
         while failures <= RESTARTS_MAX:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._closing)
+                self._changed.wait_for(lambda: self._ready() or self._closing)
                 if not self._asked:
                     return
             try:
@@ -252,7 +281,7 @@ class AgentFlusher:
             self._connection = connection
             if self._closing:
                 self._leave(connection)
-            for asked in list(self._asked.values()):
+            for asked in self._ready():
                 asked.taken = False
                 self._ask(connection, asked)
         progress = False
@@ -264,6 +293,9 @@ class AgentFlusher:
         except (OSError, FormatError):
             pass  # It is gone.
         return progress
+
+    def _ready(self) -> list[_Asked]:
+        return [asked for asked in self._asked.values() if asked.ready]
 
     def _leave(self, connection: socket.socket) -> None:
         """Say that failures are to be told to the end of the run, too."""
@@ -279,7 +311,7 @@ class AgentFlusher:
                     "op": "flush",
                     "id": asked.entry.name,
                     "entry": asked.entry.as_json(),
-                    "stores": self._ids,
+                    "stores": dict(self._ids),
                 },
             )
 
@@ -341,9 +373,12 @@ class AgentFlusher:
         self._own.submit(asked.request)
 
     def _knows_places(self, target: Tier) -> bool:
-        """Find out which stores our tiers hold, for the agent to compare with what it sees."""
+        """Find out which stores our tiers hold, for the agent to compare with what it sees.
+
+        The target, and those inner to it: an outer one may hang.
+        """
         for tier in self._tiers:
-            if tier.name in self._ids:
+            if tier.name in self._ids or (tier.level >= target.level and tier is not target):
                 continue
             try:
                 if tier is target:
