@@ -11,10 +11,10 @@ from ckptflow.manifest import OBJECT_BYTES_MAX
 from ckptflow.model import CheckpointId
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.descriptor import RECORD_BYTES_MAX, ensure_store, store_id
-from ckptflow.store.redundancy.release import release
+from ckptflow.store.redundancy.release import held_keys, release
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.store.redundancy.scrub import scrub
-from ckptflow.store.redundancy.stripes import REDUNDANCY
+from ckptflow.store.redundancy.stripes import DESCRIPTOR_BYTES_MAX, REDUNDANCY
 from ckptflow.store.redundancy.survey import Member, look, member_of
 from ckptflow.store.repair import repair
 from ckptflow.store.rereading import consolidated
@@ -270,6 +270,15 @@ def test_manifests_are_never_read_without_a_limit(nodes: Nodes) -> None:
     manifest_on(tier, lineage.id, found)
     limits = {limit for key, limit in tier.limits if key.endswith(found.manifest_key)}
     assert limits == {OBJECT_BYTES_MAX + 1}
+
+
+def test_descriptors_are_never_read_without_a_limit(nodes: Nodes) -> None:
+    tier = Limited(nodes.tiers[0])
+    look([Member(nodes.members[0].id, tier)])
+    held_keys(tier, nodes.members[0].id)
+    limits = [limit for key, limit in tier.limits if key.endswith("/stripe.json")]
+    assert len(limits) >= 2
+    assert set(limits) == {DESCRIPTOR_BYTES_MAX + 1}
 
 
 def test_a_record_that_is_too_long_is_noted_and_not_counted(nodes: Nodes) -> None:

@@ -19,8 +19,8 @@ from ckptflow.store.redundancy.stripes import (
     REDUNDANCY,
     DataPiece,
     Stripe,
-    decode,
     is_stripe_id,
+    read_stripe,
     time_of,
 )
 from ckptflow.store.redundancy.survey import Seen, Survey
@@ -50,9 +50,8 @@ def held_keys(tier: Tier, member: str) -> frozenset[str]:
     for name in tier.iter_folders(REDUNDANCY):
         if not is_stripe_id(name):
             continue
-        key = f"{REDUNDANCY}/{name}/stripe.json"
         try:
-            stripe = decode(tier.get(key), where=f"{key!r} on tier {tier.name!r}")
+            stripe = read_stripe(tier, name)
         except (NotFoundError, CorruptionError):  # Unfinished; or not to be had any more.
             continue
         if len(stripe.data) > 1:  # The only object of a stripe is needed by no other.

@@ -17,6 +17,7 @@ from ckptflow.data.galois import PIECES_MAX
 from ckptflow.errors import ConfigError, CorruptionError, FormatError
 from ckptflow.manifest import SEAL_BYTES, seal
 from ckptflow.model import LINEAGES, CheckpointId, LineageId, parse_attempt_key
+from ckptflow.tiers.tier import Tier
 from ckptflow.units import MIB
 
 REDUNDANCY = "redundancy"
@@ -149,6 +150,19 @@ def encode(stripe: Stripe) -> bytes:
     }
     line = json.dumps(document, separators=(",", ":"), sort_keys=True).encode("ascii")
     return line + b"\n" + seal(line).hex().encode("ascii") + b"\n"
+
+
+def read_stripe(tier: Tier, name: str) -> Stripe:
+    """Read a descriptor from a member's tier, never more than one can be long.
+
+    Raises:
+        NotFoundError: there is none.
+        TierError: the tier could not be read.
+        CorruptionError, FormatError: see `decode`.
+    """
+    key = f"{REDUNDANCY}/{name}/stripe.json"
+    data = tier.get(key, size_bytes=DESCRIPTOR_BYTES_MAX + 1)
+    return decode(data, where=f"{key!r} on tier {tier.name!r}")
 
 
 def decode(data: bytes, *, where: str) -> Stripe:

@@ -27,9 +27,9 @@ from ckptflow.store.redundancy.stripes import (
     REDUNDANCY,
     DataPiece,
     Stripe,
-    decode,
     is_stripe_id,
     parse_object_key,
+    read_stripe,
 )
 from ckptflow.tiers.tier import Tier
 
@@ -319,7 +319,7 @@ def _descriptors(
         if not is_stripe_id(name) or not key.endswith("/stripe.json"):
             continue
         try:
-            stripe = decode(member.tier.get(key), where=f"{key!r} on tier {member.tier.name!r}")
+            stripe = read_stripe(member.tier, name)
         except NotFoundError:
             continue
         except (CorruptionError, FormatError) as error:

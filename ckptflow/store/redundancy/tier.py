@@ -38,9 +38,9 @@ from ckptflow.store.redundancy.set import WAIT_S, RedundancySet
 from ckptflow.store.redundancy.stripes import (
     REDUNDANCY,
     Stripe,
-    decode,
     is_stripe_id,
     parse_object_key,
+    read_stripe,
 )
 from ckptflow.store.redundancy.survey import Member, check_identity
 from ckptflow.tiers.opening import open_tier
@@ -420,9 +420,8 @@ class RedundantTier:
     def _stripe(self, member: Member, name: str) -> Stripe | None:
         if name in self._kept.stripes:
             return self._kept.stripes[name]
-        key = f"{REDUNDANCY}/{name}/stripe.json"
         try:
-            stripe = decode(member.tier.get(key), where=f"{key!r} on tier {member.tier.name!r}")
+            stripe = read_stripe(member.tier, name)
         except (NotFoundError, CorruptionError, FormatError):
             return None  # Unfinished, released since, damaged here, or of a newer version.
         return stripe if stripe.id == name else None
