@@ -63,7 +63,7 @@ class Retention:
         best: the best by a metric given to ``save``.
         count: at most so many.
         size_bytes: at most so many bytes of packs, each counted once; of one lineage on one
-            tier.
+            tier. What only damaged checkpoints need is not counted.
     """
 
     newest: int | None = 2

@@ -251,7 +251,10 @@ def play(seed: int) -> None:
 
 
 WITHOUT: dict[str, tuple[str, Callable[..., Any]]] = {
-    "a second look": ("ckptflow.store.prune._confirmed", lambda plan, *_others: plan),
+    "a second look": (
+        "ckptflow.store.prune._Deletion._confirmed",
+        lambda _self, plan, _seen: plan,
+    ),
     "holds": ("ckptflow.store.guards.Notices.protects", lambda *_any: False),
     "a look after the commit": ("ckptflow.store.planning.plan.Planner.lost", lambda *_any: []),
     "announcements": ("ckptflow.store.planning.plan.read_notices", lambda *_any: Notices()),

@@ -296,7 +296,6 @@ def test_a_crash_before_any_change_leaves_what_was_there(
     if sizes == "many packs":
         request.getfixturevalue("small_packs")
     counting = CrashingTier(_with_first())
-    counting.changes = 0
     scene(counting)
     puts = counting.changes
     assert puts == (2 if sizes == "one pack" or scene is _delta else 5)
