@@ -50,7 +50,8 @@ class Claim:
     @property
     def met(self) -> bool:
         """Whether the value keeps the promise."""
-        return self.value <= self.goal if self.comparison == "<=" else self.value >= self.goal
+        value = float(self.value)  # NumPy's own comparisons give what JSON does not know.
+        return value <= self.goal if self.comparison == "<=" else value >= self.goal
 
     def __str__(self) -> str:
         met = "yes" if self.met else "no"
