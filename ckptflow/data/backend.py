@@ -12,7 +12,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
 
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 from ckptflow.errors import ConfigError
@@ -72,6 +74,17 @@ class Kernels(Protocol):
         self, source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s
     ) -> None:
         """Copy ``length[i]`` bytes for each ``i``."""
+        ...
+
+    def copy_memory(self, address: U64s, length: U64s, target: Bytes, start: U64s) -> None:
+        """Copy ``length[i]`` bytes from ``address[i]`` to ``start[i]`` in ``target``."""
+        ...
+
+    def look_at(self, arrays: list[NDArray[Any]], address: I64s) -> object:
+        """Set ``address[i]`` to where array ``i`` lies; return shapes, strides and item sizes.
+
+        What is returned is equal for arrays of which these are equal.
+        """
         ...
 
     def fill_ranges(self, target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:

@@ -38,11 +38,16 @@ class NativeKernels:
 
     digest_parents = staticmethod(_core.digest_parents)
     copy_ranges = staticmethod(_core.copy_ranges)
+    look_at = staticmethod(_core.look_at)
     fill_ranges = staticmethod(_core.fill_ranges)
     repeat_ranges = staticmethod(_core.repeat_ranges)
     ranges_equal = staticmethod(_core.ranges_equal)
     make_delta = staticmethod(_core.make_delta)
     apply_delta = staticmethod(_core.apply_delta)
+
+    def copy_memory(self, address: U64s, length: U64s, target: Bytes, start: U64s) -> None:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        _core.copy_memory(address, length, target, start, _threads_for(int(length.sum())))
 
     def scan(
         self,

@@ -23,8 +23,10 @@ from ckptflow.data.ckh128 import (
 )
 from ckptflow.data.kernels_numpy_ranges import (
     apply_delta,
+    copy_memory,
     copy_ranges,
     fill_ranges,
+    look_at,
     make_delta,
     ranges_equal,
     repeat_ranges,
@@ -34,12 +36,14 @@ from ckptflow.data.kernels_numpy_scan import collect_runs, find_repeats
 __all__ = [
     "apply_delta",
     "collect_runs",
+    "copy_memory",
     "copy_ranges",
     "digest_chunks",
     "digest_parents",
     "digest_table",
     "fill_ranges",
     "find_repeats",
+    "look_at",
     "make_delta",
     "ranges_equal",
     "repeat_ranges",

@@ -46,6 +46,13 @@ def is_plain(value: object) -> bool:
     return type(value) in _ENCODERS or isinstance(value, np.generic)
 
 
+def is_short(value: object) -> bool:
+    """Tell whether ``value`` is a plain leaf that has no region of its own, as long bytes do."""
+    if type(value) in (bytes, bytearray):
+        return len(value) <= BYTES_LIMIT  # type: ignore[arg-type]
+    return is_plain(value)
+
+
 def encode_plain(value: Any) -> Node:
     """Return the node of a plain leaf; long bytes are the caller's to store.
 
@@ -248,6 +255,11 @@ def register_leaf(
 def leaf_type_of(value: object) -> LeafType | None:
     """Return how ``value`` is stored if its type was registered."""
     return _by_type.get(type(value))
+
+
+def leaf_types() -> tuple[LeafType, ...]:
+    """Return all registered types: as long as they are the same, so is what a leaf is."""
+    return tuple(_by_type.values())
 
 
 def leaf_type_called(label: str) -> LeafType | None:

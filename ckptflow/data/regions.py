@@ -19,32 +19,20 @@ all but the first get new memory, since one array cannot hold two values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, combinations
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from ckptflow.data.arrays import ArraySpec, LiveArray, array_from, read_into
+from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.division import ALIGNMENT_BYTES, Flattened, Region, item_bytes_of
 from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
 from ckptflow.data.leaves import Node, register_leaf, shown
-from ckptflow.data.memory import (
-    Bytes,
-    Layout,
-    bytes_at,
-    contiguous_strides,
-    same_strides,
-)
-from ckptflow.data.overlap import (
-    Block,
-    Form,
-    blocks,
-    covers,
-    share_memory,
-    span,
-    without_repeats,
-)
-from ckptflow.data.tree import Found, Walk, array_node, iter_arrays, iter_plain, refuse
+from ckptflow.data.memory import Bytes, Layout, bytes_at, same_strides
+from ckptflow.data.overlap import blocks, covers, share_memory
+from ckptflow.data.recorded import RecordedWalk
+from ckptflow.data.tree import iter_arrays, iter_plain, refuse
 from ckptflow.errors import FormatError
 
 __all__ = [
@@ -62,182 +50,25 @@ __all__ = [
     "register_leaf",
 ]
 
-ALIGNMENT_BYTES = 64  # Of regions in an arena: a cache line, and any vector instruction.
-
-
-class Piece(NamedTuple):
-    """One array to copy, and where its elements go in the region."""
-
-    live: LiveArray
-    spec: ArraySpec
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """One stretch of state memory, of one array or of several that share it.
-
-    ``data`` is a read-only view, uint8, of the live memory if that can be stored as it is;
-    None if elements have to be gathered, or lie on a device. ``copy_into`` does either.
-    """
-
-    name: str  # Of its first array.
-    nbytes: int
-    data: Bytes | None
-    pieces: tuple[Piece, ...]
-    has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
-    item_bytes: int = 1  # Of one number of its first array, for filters that work on words.
-
-    def copy_into(self, out: Bytes) -> None:
-        """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""
-        if self.data is not None:
-            np.copyto(out, self.data)
-            return
-        if self.has_gaps:
-            out.fill(0)
-        for live, spec in self.pieces:
-            read_into(live, out, spec)
-
-
-@dataclass(frozen=True, slots=True)
-class Flattened:
-    """A state's structure and its regions, which are still the live memory."""
-
-    structure: Node
-    regions: list[Region]
-
-    @property
-    def offsets(self) -> list[int]:
-        """Where each region starts in an arena, and, last, how long the arena is."""
-        sizes = (
-            -(-region.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for region in self.regions
-        )
-        return list(accumulate(sizes, initial=0))
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes that ``copy_into`` needs."""
-        return self.offsets[-1]
-
-    def copy_into(self, arena: memoryview | Bytes) -> list[memoryview]:
-        """Copy all regions, the snapshot, and return one flat view of the copy for each.
-
-        One copy call a region, with the GIL released; gathered regions go straight to their
-        place. After it the state may change. The arena is the caller's, to be used again:
-        fresh memory would cost more than the copy.
-
-        Args:
-            arena: writable, uint8, at least ``total_bytes``; best aligned to 64 bytes.
-
-        Raises:
-            ValueError: the arena is too small, or read-only.
-        """
-        flat = np.frombuffer(arena, dtype=np.uint8)
-        *starts, needed_bytes = self.offsets
-        if flat.nbytes < needed_bytes or not flat.flags.writeable:
-            raise ValueError(
-                f"The arena has {flat.nbytes} bytes (writable: {flat.flags.writeable}), "
-                f"the snapshot needs {needed_bytes} writable ones."
-            )
-        views = []
-        for region, start in zip(self.regions, starts, strict=True):
-            end = start + region.nbytes
-            region.copy_into(flat[start:end])
-            views.append(flat.data[start:end])
-        return views
-
 
 def flatten(state: object) -> Flattened:
     """Return the structure and the regions of a state; nothing is copied or changed.
 
-    Costs one walk over the tree and one sort of the arrays by address.
+    Costs one walk over the tree and one sort of the arrays by address. Who does so again and
+    again has a `ckptflow.data.recorded.RecordedWalk`.
 
     Raises:
         StateError: something in it cannot be stored; ``mismatches`` names every such place.
     """
-    walk = Walk()
-    structure = walk.node(state)
-    if walk.problems:
-        raise refuse("The state cannot be saved", walk.problems)
-    found = walk.arrays
-    regions = []
-    for index, block in enumerate(_blocks(found)):
-        specs = [_place(found[i].live, block, index) for i in block.members]
-        for i, spec in zip(block.members, specs, strict=True):
-            found[i].node.extend(array_node(spec))
-        lives = [found[i].live for i in block.members]
-        regions.append(_region(found[block.members[0]].name, block, lives, specs))
-    return Flattened(structure, regions)
-
-
-def _blocks(found: Sequence[Found]) -> list[Block]:
-    """Return the blocks of all memories, numbered as ``found`` is."""
-    places: dict[str, list[int]] = {}
-    for index, item in enumerate(found):
-        places.setdefault(item.live.place, []).append(index)
-    if len(places) == 1:
-        return blocks([item.live.layout for item in found])
-    merged = [
-        block._replace(members=tuple(indices[i] for i in block.members))
-        for indices in places.values()
-        for block in blocks([found[i].live.layout for i in indices])
-    ]
-    return sorted(merged, key=lambda block: block.members[0])
-
-
-def _place(live: LiveArray, block: Block, region: int) -> ArraySpec:
-    """Return where an array lies in the region that a block becomes."""
-    layout = live.layout
-    contiguous = contiguous_strides(layout.shape, layout.itemsize)
-    strides, offset = layout.strides_bytes, layout.address - block.start
-    if block.form is Form.PACKED:
-        packed = without_repeats(layout)
-        steps = contiguous_strides(packed.shape, layout.itemsize)
-        pairs = zip(steps, layout.strides_bytes, strict=True)
-        strides, offset = tuple(step if stride else 0 for step, stride in pairs), 0
-    plain = same_strides(layout.shape, strides, contiguous)
-    return ArraySpec(
-        live.dtype, layout.shape, None if plain else strides, offset, region, live.kind
-    )
-
-
-def _region(name: str, block: Block, lives: list[LiveArray], specs: list[ArraySpec]) -> Region:
-    on_host = lives[0].on_host
-    if on_host and block.form is Form.WHOLE:
-        data = bytes_at(block.start, block.nbytes, [live.owner for live in lives])
-        return Region(name, block.nbytes, data, (), item_bytes=_item_bytes(specs[0]))
-    pieces = [Piece(live, spec) for live, spec in zip(lives, specs, strict=True)]
-    if block.form is Form.PACKED:
-        pieces = [_without_repeats(pieces[0])]
-    elif not on_host:
-        ends = (block.start, block.start + block.nbytes)
-        pieces = [p for p in pieces if span(p.live.layout) == ends][:1] or pieces
-    has_gaps = block.form is Form.SPARSE
-    return Region(name, block.nbytes, None, tuple(pieces), has_gaps, _item_bytes(specs[0]))
+    return RecordedWalk().flatten(state)
 
 
 def item_bytes_by_region(structure: Node) -> dict[int, int]:
     """Return bytes of one number of the first array of each region, by the region's number."""
     found: dict[int, int] = {}
     for _, spec in iter_arrays(structure):
-        found.setdefault(spec.region, _item_bytes(spec))
+        found.setdefault(spec.region, item_bytes_of(spec))
     return found
-
-
-def _item_bytes(spec: ArraySpec) -> int:
-    """Return the bytes of one number of an array; of a complex one, of a part."""
-    is_complex = spec.dtype.lstrip("<>=|").startswith("c")
-    return spec.itemsize_bytes // 2 if is_complex else spec.itemsize_bytes
-
-
-def _without_repeats(piece: Piece) -> Piece:
-    """Gather a broadcast array once. A device's array is copied by its library, as it is."""
-    live, spec = piece
-    if not live.on_host:
-        return piece
-    layout = without_repeats(live.layout)
-    return Piece(
-        live._replace(layout=layout), replace(spec, shape=layout.shape, strides_bytes=None)
-    )
 
 
 # --- back ------------------------------------------------------------------------------------

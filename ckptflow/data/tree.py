@@ -39,38 +39,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ckptflow.data import rng, torch_arrays
-from ckptflow.data.arrays import KINDS, ArraySpec, LiveArray, describe, is_jax_array
-from ckptflow.data.dtypes import Unsupported, itemsize_bytes
+from ckptflow.data.arrays import KINDS, ArraySpec, is_jax_array
+from ckptflow.data.dtypes import itemsize_bytes
 from ckptflow.data.leaves import (
-    BYTES_LIMIT,
     PLAIN_TAGS,
     Node,
     decode_key,
     decode_plain,
-    encode_key,
-    encode_plain,
     is_plain,
     join,
-    leaf_type_of,
     segment,
-    shown,
 )
 from ckptflow.errors import FormatError, StateError
-
-DEPTH_LIMIT = 128  # Containers inside containers; JSON readers recurse, too.
-
-
-class Found(NamedTuple):
-    """An array leaf met on the walk, and the node that waits for its place."""
-
-    name: str
-    live: LiveArray
-    node: list[Node]
 
 
 def is_stateful(value: Any) -> bool:
@@ -133,120 +118,6 @@ def array_spec(node: list[Any]) -> ArraySpec:
     if not sound:
         raise FormatError(f"The checkpoint holds a damaged array: {node!r:.120}.")
     return ArraySpec(dtype, tuple(shape), strides, offset, region, kind)
-
-
-# --- from a state to a structure -------------------------------------------------------------
-
-
-class Walk:
-    """One pass over a state. Collects arrays and everything that cannot be stored.
-
-    ``arrays`` get the rest of their nodes, the region, when it is known what they share.
-    """
-
-    def __init__(self) -> None:
-        self.arrays: list[Found] = []
-        self.problems: list[str] = []
-        self._open: set[int] = set()
-        self._names: set[str] = set()
-
-    def node(self, value: Any, path: str | None = None) -> Node:
-        """Return the node of ``value``; None in place of what cannot be stored."""
-        try:
-            return self._node(value, path)
-        except Unsupported as problem:
-            self.problems.append(f"{shown(path)}: {problem}")
-            return None
-
-    def _node(self, value: Any, path: str | None) -> Node:
-        kind = type(value)
-        if kind in (bytes, bytearray) and len(value) > BYTES_LIMIT:
-            return [kind.__name__, self._array(np.frombuffer(value, np.uint8), path)]
-        if is_plain(value):
-            return encode_plain(value)
-        live = None if kind in (dict, list, tuple) else describe(value)
-        if live is not None:
-            return self._found(live, path)
-        if id(value) in self._open:
-            raise Unsupported("contains itself")
-        if len(self._open) >= DEPTH_LIMIT:
-            raise Unsupported(f"lies more than {DEPTH_LIMIT} containers deep")
-        self._open.add(id(value))
-        try:
-            return self._container(value, path)
-        finally:
-            self._open.remove(id(value))
-
-    def _array(self, value: Any, path: str | None) -> Node:
-        live = describe(value)
-        assert live is not None, "only called with arrays"
-        return self._found(live, path)
-
-    def _found(self, live: LiveArray, path: str | None) -> Node:
-        name = path or ""
-        if name in self._names:
-            raise Unsupported("two arrays have this one name; rename a key")
-        self._names.add(name)
-        node: list[Node] = []
-        self.arrays.append(Found(name, live, node))
-        return node
-
-    def _container(self, value: Any, path: str | None) -> Node:
-        if leaf := leaf_type_of(value):
-            return ["leaf", leaf.label, self.node(leaf.encode(value), path)]
-        if name := rng.rng_name(value):
-            return ["rng", name, self.node(rng.get_state(value), path)]
-        if is_stateful(value):
-            return ["object", self.node(value.state_dict(), path)]
-        if isinstance(value, dict):
-            return self._dict(value, path)
-        if isinstance(value, list) or is_tuple(value):
-            tag = "list" if isinstance(value, list) else "tuple"
-            return [
-                tag,
-                *(self.node(item, join(path, str(i))) for i, item in enumerate(value)),
-            ]
-        if is_namedtuple(value):
-            return self._fields("namedtuple", value, value._fields, path)
-        if is_dataclass(value):
-            fields = tuple(field.name for field in dataclasses.fields(value))
-            return self._fields("dataclass", value, fields, path)
-        if isinstance(value, set | frozenset):
-            return self._set(value)
-        raise Unsupported(_no_leaf(value))
-
-    def _dict(self, value: dict[Any, Any], path: str | None) -> Node:
-        node: list[Node] = ["dict"]
-        for key, item in value.items():
-            try:
-                node.append(encode_key(key))
-            except Unsupported as problem:
-                self.problems.append(f"{shown(path)}: {problem}")
-                continue
-            node.append(self.node(item, join(path, segment(key))))
-        return node
-
-    def _fields(self, tag: str, value: Any, fields: tuple[str, ...], path: str | None) -> Node:
-        node: list[Node] = [tag]
-        for field in fields:
-            if not hasattr(value, field):
-                raise Unsupported(f"field {field!r} of {type(value).__qualname__} is not set")
-            node += [field, self.node(getattr(value, field), join(path, segment(field)))]
-        return node
-
-    def _set(self, value: set[Any] | frozenset[Any]) -> Node:
-        tag = "set" if isinstance(value, set) else "frozenset"
-        # Sorted by their text, because the order of a set differs from process to process.
-        return [tag, *sorted((encode_key(item) for item in value), key=repr)]
-
-
-def _no_leaf(value: Any) -> str:
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
-    return (
-        f"an object of type {name} cannot be stored as it is. Give it state_dict() and "
-        f"load_state_dict(), or call register_leaf({type(value).__qualname__}, label, encode, "
-        "decode) for it"
-    )
 
 
 # --- from a structure to its parts -----------------------------------------------------------

@@ -1,5 +1,9 @@
 # The compiled core; ckptflow.data.backend says what its functions do.
 
+from typing import Any
+
+from numpy.typing import NDArray
+
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 
 def variants() -> tuple[str, ...]: ...
@@ -12,6 +16,10 @@ def digest_parents(
 def copy_ranges(
     source: Bytes, target: Bytes, source_start: U64s, target_start: U64s, length: U64s, /
 ) -> None: ...
+def copy_memory(
+    address: U64s, length: U64s, target: Bytes, start: U64s, threads: int, /
+) -> None: ...
+def look_at(arrays: list[NDArray[Any]], address: I64s, /) -> bytes: ...
 def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s, /) -> None: ...
 def apply_filter(filter_: int, word: int, plain: Bytes, out: Bytes, variant: int, /) -> int: ...
 def undo_filter(

@@ -9,6 +9,7 @@ PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(core::add_ranges)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_filters)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_galois)},
+    {Py_mod_exec, reinterpret_cast<void *>(core::add_memory)},
     {0, nullptr},
 };
 

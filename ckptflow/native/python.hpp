@@ -84,5 +84,6 @@ int add_diff(PyObject *module);
 int add_ranges(PyObject *module);
 int add_filters(PyObject *module);
 int add_galois(PyObject *module);
+int add_memory(PyObject *module);
 
 }  // namespace core
