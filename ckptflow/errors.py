@@ -15,6 +15,9 @@ CheckpointError
 ├── FormatError             written by a version this one cannot read
 ├── RestoreError            no copy of any checkpoint could be restored
 ├── FencedError             a newer attempt owns this lineage: stop this one
+├── CaptureError            this save is lost, the one before it is not: save again
+│   ├── TornCapture             the state was written to while it was captured
+│   └── IncompleteSnapshot      bytes that a save left to an earlier one are not to be had
 ├── FlushError              a copy outward failed; the inner copy is intact
 └── WorkflowError           a task or a run, not a checkpoint, has failed
     ├── Preempted               state is saved; run the task again to go on
@@ -140,6 +143,34 @@ class FencedError(CheckpointError):
     """A newer attempt has claimed this lineage, so this one may not commit any more."""
 
     kind = "fenced"
+
+
+class CaptureError(CheckpointError):
+    """A snapshot of the state cannot be stored. Earlier checkpoints are untouched."""
+
+    kind = "capture"
+
+
+class TornCapture(CaptureError):
+    """Something wrote to the state while it was captured; nothing of that was committed.
+
+    ``regions`` has the names of the regions that are known to be torn.
+    """
+
+    kind = "torn-capture"
+
+    def __init__(self, message: str, regions: tuple[str, ...] = ()) -> None:
+        self.regions = regions
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), vars(self))
+
+
+class IncompleteSnapshot(CaptureError):
+    """A snapshot has only what changed, and the rest is to be had nowhere any more."""
+
+    kind = "incomplete-snapshot"
 
 
 class FlushError(CheckpointError):

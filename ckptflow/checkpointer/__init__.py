@@ -26,7 +26,8 @@ from ckptflow.checkpointer.arguments import (
     step_of,
     tiers_of,
 )
-from ckptflow.checkpointer.capture import Capturer
+from ckptflow.checkpointer.capturing import Capturing
+from ckptflow.checkpointer.endings import export_of, preempted
 from ckptflow.checkpointer.health import CheckpointWarning as CheckpointWarning
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
@@ -34,20 +35,20 @@ from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
 from ckptflow.data.fit import ABSENT
-from ckptflow.data.rng import capture_rng, restore_rng
+from ckptflow.data.rng import restore_rng
 from ckptflow.errors import (
     CheckpointError,
     ConfigError,
     FencedError,
     NotFoundError,
-    Preempted,
 )
-from ckptflow.flush import Flushing, copy_checkpoint, parse_flushing
-from ckptflow.model import Export, LineageId, Manifest
+from ckptflow.flush import Flushing, parse_flushing
+from ckptflow.model import Export, LineageId
+from ckptflow.policy.capture import Capture
 from ckptflow.policy.interval import Decision, Interval, parse_interval
 from ckptflow.policy.placement import plan
 from ckptflow.policy.retention import Keep
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.tiers.tier import Tier
 
@@ -73,6 +74,8 @@ class Checkpointer:
         flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
         budget_bytes: memory for snapshots; a quarter of what is available if not given.
         packing: how states are compared and stored: ``"auto"``, ``"small"``, or a `Packing`.
+        capture: what `save` copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``, or a
+            table of these by patterns of names, as ``{"model/*": "lazy"}``.
         rng: save and restore the global random states of Python, NumPy, and torch.
         stop: asked at every `step`; a text is a reason to save and raise `Preempted`.
         attempt: go on in the name of an attempt that was claimed already.
@@ -91,6 +94,7 @@ class Checkpointer:
         flushing: str | Flushing | None = None,
         budget_bytes: int | None = None,
         packing: str | Packing | None = None,
+        capture: Capture = None,
         rng: bool = True,
         stop: Callable[[], str | None] | None = None,
         attempt: int | None = None,
@@ -105,7 +109,9 @@ class Checkpointer:
         self._flushing = parse_flushing(flushing)
         self._objects = checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
-        self._capturer = Capturer(budget_bytes)
+        self._capturing = Capturing(
+            self._objects, capture, self._packing, rng=rng, budget_bytes=budget_bytes
+        )
         self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
@@ -192,6 +198,7 @@ class Checkpointer:
             FencedError: a newer attempt of this task has taken over.
         """
         self._history.claim()
+        self._capturing.wait()
         if self._writer and not self._closed:
             self._writer.settle()
         self._report()
@@ -211,6 +218,7 @@ class Checkpointer:
                 raise NotFoundError(
                     f"{self._lineage.id} has no checkpoint; give restore() an initial state."
                 )
+            self._capturing.prepare(state)
             return state  # type: ignore[no-any-return]
         for found, reason in restored.skipped:
             self._warn(f"{self._lineage.id} {found} was skipped: {reason}")
@@ -218,6 +226,7 @@ class Checkpointer:
             for problem in restore_rng(restored.state["rng"]):
                 self._warn(f"{self._lineage.id} {restored.id}: {problem}")
         _log.info("%s: resumed at %s", self._lineage.id, restored.id)
+        self._capturing.prepare(restored.state["state"])
         return restored.state["state"]  # type: ignore[no-any-return]
 
     def resume(self) -> int:
@@ -242,7 +251,9 @@ class Checkpointer:
 
     def decide(self, step: int) -> Decision:
         """Like `due`, with the reason."""
-        in_flight = self._writer is not None and self._writer.busy
+        in_flight = not self._capturing.is_idle or (
+            self._writer is not None and self._writer.busy
+        )
         return self._interval.decide(self._pace.progress(step, in_flight=in_flight))
 
     def save(
@@ -251,7 +262,8 @@ class Checkpointer:
         """Capture the state now; it becomes durable in the background.
 
         On return the state may be changed: what is written is a snapshot. The call blocks for
-        the copy into it, and longer only while the memory budget is used up.
+        what `Ticket.modes` says was copied, and longer only while the memory budget is used up.
+        What was captured ``lazy`` may be changed when `Ticket.wait_captured` returns.
 
         Args:
             step: the application's counter; must grow from save to save.
@@ -295,6 +307,11 @@ class Checkpointer:
             ticket.wait(level)
         self._report()
 
+    def wait_captured(self) -> None:
+        """Wait until the application may change its state; see `Ticket.wait_captured`."""
+        self._capturing.wait()
+        self._report()
+
     def close(self) -> None:
         """Finish what is written and copied here (not by an agent); raise what went wrong.
 
@@ -318,6 +335,7 @@ class Checkpointer:
     def shut(self) -> None:
         """Finish what is being written and copied; failures stay in `failures`."""
         self._closed = True
+        self._capturing.close()
         if self._writer:
             self._writer.close()
         self._warn_of_failures()
@@ -359,27 +377,9 @@ class Checkpointer:
             if ticket.step == chosen:
                 ticket.wait()
         self._report()
-        found = self._lineage.valid_of_step(chosen)
-        if not found:
-            raise NotFoundError(f"{self._lineage.id} has no checkpoint of step {chosen}.")
-        manifest = self._lineage.manifest(found[0])
-        self._share(found[0], manifest)
-        return Export(
-            run=self.run,
-            task=self.task,
-            step=chosen,
-            root=manifest.root.hex(),
-            state_bytes=manifest.state_bytes,
-            tiers=tuple(tier.spec for tier in self._lineage.tiers),
-        )
+        return export_of(self._lineage, chosen)
 
     # --- inside ---
-
-    def _share(self, found: Found, manifest: Manifest) -> None:
-        """Bring what is exported to a tier that all nodes see, if there is one."""
-        shared = [tier for tier in self._lineage.tiers if tier.level >= SHARED_LEVEL]
-        if shared and not any(tier in found.tiers for tier in shared):
-            copy_checkpoint(found.tiers, shared[0], self._lineage.id, manifest)
 
     @property
     def _writers(self) -> list[Writer]:
@@ -398,21 +398,23 @@ class Checkpointer:
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
     ) -> Ticket:
         began = time.monotonic()
+        self._capturing.wait()
         step, metrics = self._checked_step(step), metrics_of(metrics)
-        whole = {"state": self._given(state), "rng": capture_rng() if self._rng else None}
+        whole = self._capturing.whole(self._given(state))
         writer = self._open_writer()
         placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
         goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
         ticket = Ticket(step, tuple(tier.level for tier in goes_to))
-        captured = self._capturer.capture(whole)
+        captured = self._capturing.capturer.capture(
+            whole, sparse=writer.has_parent, in_flight_max=self._pace.in_flight
+        )
+        ticket.choices = captured.choices, captured.snapshot.names
         self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
-        writer.submit(
-            SaveRequest(ticket=ticket, captured=captured, metrics=metrics, outer=goes_to[1:])
+        self._capturing.submit(
+            writer,
+            SaveRequest(ticket=ticket, captured=captured, metrics=metrics, outer=goes_to[1:]),
         )
-        if captured.live:  # No room for a snapshot: the state holds still until it is written.
-            ticket.wait_written()
-        ticket.mark_captured()
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
 
@@ -441,6 +443,7 @@ class Checkpointer:
             self._writer = Writer(
                 self._lineage,
                 self._history.claim(),
+                capturer=self._capturing.capturer,
                 record_resume=self._history.recorder(),
                 bases=self._history.bases(),
                 packing=self._packing,
@@ -450,8 +453,7 @@ class Checkpointer:
                 flushing=self._flushing,
                 health=self.health,
             )
-            self._capturer.make_room = self._writer.drop_parent
-            self._writer.is_room_short = lambda: self._capturer.is_short
+            self._capturing.capturer.begin(self._history.digests(), self._writer.make_room)
         return self._writer
 
     def _preempt(
@@ -467,17 +469,14 @@ class Checkpointer:
         except CheckpointError as error:
             failure = error
         durable = [one.step for one in self._writer.written] if self._writer else []
-        saved = max([*durable, -1 if self.restored_step is None else self.restored_step])
-        what = f"step {saved} is saved" if saved >= 0 else "nothing is saved"
-        preempted = Preempted(
-            f"{self._lineage.id} stopped at step {step} ({reason}); {what}.",
-            task=str(self._lineage.id),
-            step=saved,
+        raise preempted(
+            self._lineage.id,
+            step,
+            reason,
+            saved=[*durable, *([] if self.restored_step is None else [self.restored_step])],
             resumed_step=self.restored_step,
+            failure=failure,
         )
-        if failure is not None:
-            preempted.add_note(f"A save failed: {failure}")
-        raise preempted
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

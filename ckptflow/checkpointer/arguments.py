@@ -125,3 +125,13 @@ def checked_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
 def is_state(value: Any) -> bool:
     """Tell whether a value that can be called is a state all the same: a module, an array."""
     return hasattr(value, "state_dict") or hasattr(value, "__array__")
+
+
+def may_be_walked(state: Any) -> bool:
+    """Tell whether a state may be looked at before it is saved: nobody's own code runs then."""
+    if isinstance(state, Mapping):
+        return all(may_be_walked(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return all(may_be_walked(value) for value in state)
+    module = type(state).__module__.partition(".")[0]
+    return module in {"torch", "numpy", "builtins"} or not hasattr(state, "state_dict")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
 from ckptflow.model import CheckpointId
 from ckptflow.store.catalog import Lineage
@@ -106,6 +107,13 @@ class History:
             if tier.name not in self.restored.failed_tiers and _holds(tier, sizes)
         ]
         return {tier.name: base for tier in usable}
+
+    def digests(self) -> dict[str, U64s]:
+        """Return the digests of the chunks of what was restored, by the names of regions."""
+        if self.restored is None:
+            return {}
+        regions = self.restored.base.memory.regions
+        return {name: region.chunks for name, region in regions.items()}
 
 
 def _holds(tier: Tier, sizes: Mapping[str, int]) -> bool:

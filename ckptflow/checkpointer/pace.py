@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ckptflow.policy.capture import in_flight
 from ckptflow.policy.interval import Progress
 
 _NEWEST_WEIGHT = 0.3  # Of the newest measurement in a running estimate.
@@ -19,6 +20,7 @@ class Pace:
         self._blocked_each_s: float | None = None
         self._step_s: float | None = None
         self.durable_s: float | None = None  # From a save to its being durable.
+        self._between_s: float | None = None  # Saves, without what they blocked.
         self.last_step: int | None = None
         self.saves = 0
 
@@ -37,6 +39,9 @@ class Pace:
     def saved(self, step: int, *, blocked_s: float) -> None:
         """A save has returned after ``blocked_s``."""
         self.last_step, self.saves = step, self.saves + 1
+        if self.saves > 1:
+            between_s = time.monotonic() - self._last_save - blocked_s
+            self._between_s = _smoothed(self._between_s, max(between_s, 0.0))
         self._blocked_s += blocked_s
         self._blocked_each_s = _smoothed(self._blocked_each_s, blocked_s)
         # The save is no part of a step's time.
@@ -45,6 +50,11 @@ class Pace:
     def durable(self, duration_s: float) -> None:
         """A save has become durable ``duration_s`` after its capture."""
         self.durable_s = _smoothed(self.durable_s, duration_s)
+
+    @property
+    def in_flight(self) -> int:
+        """How many snapshots may be in flight, as saves go."""
+        return in_flight(self.durable_s, self._between_s)
 
     def progress(self, step: int, *, in_flight: bool) -> Progress:
         """Return what the interval wants to know at the end of ``step``."""

@@ -6,7 +6,9 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
+from ckptflow.checkpointer.capture import shown_name
 from ckptflow.errors import CheckpointError, ConfigError, FlushError
+from ckptflow.policy.capture import Choice
 
 
 class Ticket:
@@ -18,6 +20,7 @@ class Ticket:
 
     def __init__(self, step: int, levels: tuple[int, ...]) -> None:
         self.step = step
+        self.choices: tuple[Sequence[Choice], Sequence[str]] = (), ()  # By region; their names.
         self._levels = levels  # Of the tiers that it goes to, inner ones first.
         self._left = Counter(levels)  # How many tiers of each it may still reach.
         self._reached: set[int] = set()
@@ -35,6 +38,12 @@ class Ticket:
         else:
             state = "captured" if self._captured else "new"
         return f"<Ticket step {self.step}, {state}>"
+
+    @property
+    def modes(self) -> dict[str, Choice]:
+        """How each region was captured, and why, by its name."""
+        choices, names = self.choices
+        return {shown_name(name): choice for name, choice in zip(names, choices, strict=True)}
 
     @property
     def captured(self) -> bool:

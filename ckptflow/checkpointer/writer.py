@@ -15,17 +15,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ckptflow.checkpointer.capture import Captured
+from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
+from ckptflow.checkpointer.kept import KeptSnapshots
 from ckptflow.checkpointer.runners import Hanging, Runner, Turn
+from ckptflow.checkpointer.taking import Captured
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.errors import CheckpointError, FencedError, TierError, TierUnavailable
+from ckptflow.errors import (
+    CheckpointError,
+    FencedError,
+    IncompleteSnapshot,
+    TierError,
+    TierUnavailable,
+    TornCapture,
+)
 from ckptflow.flush import Flushing, FlushRequest
 from ckptflow.flush.agent.client import open_flusher
 from ckptflow.model import CheckpointId
 from ckptflow.policy.health import Condition
 from ckptflow.policy.retention import Retention
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.completion import Sources
 from ckptflow.store.descriptor import ensure_store
 from ckptflow.store.inventory import Known
 from ckptflow.store.memory import Base
@@ -79,6 +89,7 @@ class Writer:
     Args:
         lineage: where the checkpoints go.
         attempt: in whose name.
+        capturer: takes the snapshots; told what is known of them afterwards.
         record_resume: says in the store where the attempt goes on from; called once, before
             the first commit. ``None`` if that is said already.
         bases: per tier name, what the first delta there is diffed against.
@@ -95,6 +106,7 @@ class Writer:
         lineage: Lineage,
         attempt: int,
         *,
+        capturer: Capturer,
         record_resume: Callable[[], None] | None,
         bases: Mapping[str, Base],
         packing: Packing,
@@ -104,7 +116,7 @@ class Writer:
         health: TierHealth,
         flushing: Flushing | None = None,
     ) -> None:
-        self._lineage, self._attempt = lineage, attempt
+        self._lineage, self._attempt, self._capturer = lineage, attempt, capturer
         self._bases = dict(bases)
         self._on_durable, self._record_resume = on_durable, record_resume
         self._health = health
@@ -113,9 +125,9 @@ class Writer:
         self._submitted = self._finished = 0  # Each is changed by one thread only.
         self._packing, self._retention, self._proven = packing, retention, proven
         self._known = {tier.name: Known() for tier in lineage.tiers}
-        self._parent: Captured | None = None  # The last snapshot, kept for deltas on it,
-        self._parent_in_use = False  # which are being made.
-        self._parent_lock = threading.Lock()
+        self._kept = KeptSnapshots(
+            capturer, keeps_parent=packing.keeps_parent, chunk_bytes=packing.chunk_bytes
+        )
         # Neither side of a prune by the flusher may see half of a save that had to go outward.
         self._flusher = open_flusher(
             lineage.tiers,
@@ -125,7 +137,6 @@ class Writer:
         self._tier_locks = {
             tier.name: self._flusher.tier_lock(lineage.id, tier) for tier in lineage.tiers
         }
-        self.is_room_short: Callable[[], bool] = lambda: False
         self.failures: list[CheckpointError] = []
         self.written: list[Written] = []
         self.fenced: FencedError | None = None
@@ -140,6 +151,14 @@ class Writer:
     def busy(self) -> bool:
         """Whether a request is queued or being written."""
         return self._finished < self._submitted
+
+    @property
+    def has_parent(self) -> bool:
+        """Whether the next save will probably be written against a checkpoint."""
+        if self.busy:
+            return True
+        tiers = self._health.in_order(self._lineage.tiers)
+        return bool(tiers) and tiers[0].name in self._bases
 
     def submit(self, request: SaveRequest) -> None:
         """Queue a save."""
@@ -158,7 +177,7 @@ class Writer:
         self._thread.join()
         for runner in self._runners.values():
             runner.close()
-        self.drop_parent()  # The memory belongs to all attempts of the task.
+        self.make_room()  # The memory belongs to all attempts of the task.
         self._flusher.close()
 
     def _work(self) -> None:
@@ -180,35 +199,46 @@ class Writer:
                 self._fail(request.ticket, broken)
             finally:
                 self._finished += 1
+                if self._capturer.is_short:  # Who asked meanwhile got nothing.
+                    self.make_room()
+
+    def reject(self, request: SaveRequest, error: CheckpointError) -> None:
+        """Take note that a save that was submitted could not even be captured."""
+        request.captured.release()
+        self._fail(request.ticket, error)
+
+    def make_room(self) -> None:
+        """Give up what is kept in memory of earlier saves: the next one needs room."""
+        self._kept.make_room(is_busy=self.busy)
 
     def _write_and_keep(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write a snapshot, then keep it or give it back. See `_write`."""
-        self._use_parent(in_use=True)
-        try:
-            tier, base, duration_s = self._write(request)
-        except BaseException:
-            self._use_parent(in_use=False)
-            request.captured.release()
-            if self.is_room_short():  # Who asked for the parent's memory meanwhile got nothing.
-                self.drop_parent()
-            raise
-        self._use_parent(in_use=False)
-        self._keep_parent(request.captured, base)
+        captured = request.captured
+        with self._kept.in_use():
+            try:
+                tier, base, duration_s = self._write(request)
+            except BaseException as error:
+                self._kept.failed(captured)
+                if isinstance(error, TornCapture):
+                    self._capturer.note_torn(error.regions)
+                raise
+        self._capturer.learn(captured, base.memory)
+        self._kept.committed(captured, base)
         return tier, base, duration_s
-
-    def _use_parent(self, *, in_use: bool) -> None:
-        with self._parent_lock:
-            self._parent_in_use = in_use
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
         tiers, failures = self._lineage.tiers, list[TierError]()
+        incomplete: IncompleteSnapshot | None = None
         for tier in self._health.in_order(tiers):
             if self._runner(tier).is_stuck:
                 continue
             began = time.monotonic()
             try:
                 base = self._write_to(tier, request)
+            except IncompleteSnapshot as error:  # No fault of the tier.
+                incomplete = incomplete or error
+                self._capturer.forget()
             except _Unrecorded as error:
                 self._health.missed(tiers)
                 raise error.cause from error
@@ -221,13 +251,16 @@ class Writer:
                 self._health.missed(tiers[: tiers.index(tier)])
                 return tier, base, time.monotonic() - began
         self._health.missed(tiers)
+        if incomplete is not None:
+            raise incomplete
         if not failures:
             raise TierUnavailable("Every tier hangs: see the warnings before.")
         raise failures[-1]
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
         runner, base = self._runner(tier), self._bases.get(tier.name)
-        readers = [request.captured, *([self._parent] if self._parent else [])]
+        readers = [request.captured, *self._kept.all]
+        sources = self._sources(tier, request.captured)
 
         def write(turn: Turn[Base]) -> Base:
             ensure_store(runner.tier)
@@ -246,6 +279,7 @@ class Writer:
                     cell_bytes=self._packing.cell_bytes,
                     goal=self._packing.goal,
                     verify=self._packing.verify,
+                    sources=sources,
                     metrics=request.metrics,
                     before_commit=partial(self._before_commit, runner, turn),
                 )
@@ -264,11 +298,24 @@ class Writer:
             for one in readers:
                 one.write_off()
             if base is not None:
-                kept = {
+                self._bases = {
                     n: one for n, one in self._bases.items() if one.memory is not base.memory
                 }
-                self._bases = kept
             raise
+
+    def _sources(self, tier: Tier, captured: Captured) -> Sources:
+        """Return where bytes are to be had, besides ``tier``, that a snapshot has not."""
+        runner, by_base = self._runner(tier), dict[int, tuple[Base, list[Tier]]]()
+        for other in self._lineage.tiers:
+            base = self._bases.get(other.name)
+            if base is not None and other is not tier and not self._health.hangs(other):
+                of_base = by_base.setdefault(id(base), (base, []))
+                of_base[1].append(WatchedTier(other, runner.watch))
+        return Sources(
+            snapshots=[one.regions for one in self._kept.unsaved],
+            checkpoints=list(by_base.values()),
+            completed=captured.grow,
+        )
 
     def _runner(self, tier: Tier) -> Runner:
         if tier.name not in self._runners:
@@ -284,32 +331,6 @@ class Writer:
         if self._health.failed(tier, error):
             self.failures.append(error)
             _log.warning("%s: %s", self._lineage.id, error)
-
-    def _keep_parent(self, captured: Captured, base: Base) -> None:
-        """Keep a snapshot until the next is written, where deltas on it are wanted."""
-        self.drop_parent()
-        keeps = self._packing.keeps_parent and not captured.live
-        with self._parent_lock:
-            # A save that begins to wait after this look asks for the snapshot itself.
-            if keeps := keeps and not self.is_room_short():
-                at_hand = {region.name: region.data for region in captured.regions}
-                self._parent, base.memory.bytes_at_hand = captured, at_hand
-        if not keeps:
-            captured.release()
-
-    def drop_parent(self) -> None:
-        """Give the memory of the last snapshot back: the next save needs room.
-
-        Not while deltas on it are being made, whose bytes would change under them; when those
-        are written it goes in any case.
-        """
-        with self._parent_lock:
-            if self._parent_in_use or self._parent is None:
-                return
-            parent, self._parent = self._parent, None
-            for base in self._bases.values():
-                base.memory.bytes_at_hand = {}
-        parent.release()
 
     def _before_commit(self, runner: Runner, turn: Turn[Base]) -> None:
         """Stop a commit if this attempt was overtaken, or nobody waits for it any more.

@@ -131,10 +131,32 @@ class Kernels(Protocol):
         old_cells: U64s,
         chunks: U64s,
         columns: CellColumns,
+        *,
+        given: bool,
     ) -> int:
         """Digest every chunk to ``chunks``; list the changed cells in the columns.
 
-        These have room for every cell. Returns how many there are.
+        These have room for every cell. Returns how many there are. Where ``chunks`` is
+        ``given``, only chunks that differ from the old ones are read, and compared with their
+        digest; if one has another, -1 - the number of such a chunk is returned.
+        """
+        ...
+
+    def capture(
+        self,
+        rows: U64s,
+        chunk_bytes: int,
+        arena: Bytes,
+        parent: U64s,
+        digests: U64s,
+        held: Bytes,
+        limit_bytes: int,
+    ) -> int:
+        """Digest regions where they lie, and copy what changed into an arena.
+
+        ``rows`` is (n, 7): see `ckptflow.data.snapshot.Table`. ``parent``, ``digests`` and
+        ``held`` have one entry for each chunk of all regions. Returns how many bytes were
+        copied; -1 if there were more than ``limit_bytes``, and the arena is worthless.
         """
         ...
 

@@ -20,7 +20,7 @@ import numpy as np
 from ckptflow.data.arrays import ArraySpec, LiveArray, read_into
 from ckptflow.data.buffers import I64s
 from ckptflow.data.leaves import Node
-from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, same_strides
+from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, owner_of, same_strides
 from ckptflow.data.overlap import Block, Form, blocks, span, without_repeats
 from ckptflow.data.ranges import copy_memory
 from ckptflow.data.tree import array_node
@@ -50,6 +50,15 @@ class Region:
     pieces: tuple[Piece, ...]
     has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
     item_bytes: int = 1  # Of one number of its first array, for filters that work on words.
+
+    @property
+    def owners(self) -> list[Any]:
+        """The arrays whose memory ``data`` is; none if there is no such view."""
+        if self.data is None:
+            return []
+        owner = owner_of(self.data)
+        assert isinstance(owner, list), "a region is made of arrays"
+        return owner
 
     def copy_into(self, out: Bytes) -> None:
         """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""

@@ -58,6 +58,8 @@ class NativeKernels:
         old_cells: U64s,
         chunks: U64s,
         columns: CellColumns,
+        *,
+        given: bool,
     ) -> int:
         """See :class:`ckptflow.data.backend.Kernels`."""
         return _core.scan(
@@ -68,8 +70,25 @@ class NativeKernels:
             old_cells,
             chunks,
             *columns,
+            given,
             self._variant,
             _threads_for(data.size),
+        )
+
+    def capture(
+        self,
+        rows: U64s,
+        chunk_bytes: int,
+        arena: Bytes,
+        parent: U64s,
+        digests: U64s,
+        held: Bytes,
+        limit_bytes: int,
+    ) -> int:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        threads = _threads_for(int(rows[:, 1].sum()))
+        return _core.capture(
+            rows, chunk_bytes, arena, parent, digests, held, limit_bytes, self._variant, threads
         )
 
     def digest_table(self) -> DigestTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckptflow.data import kernels_numpy_scan
+from ckptflow.data import kernels_numpy_capture, kernels_numpy_scan
 from ckptflow.data.backend import CellColumns, DigestTable
 from ckptflow.data.buffers import Bytes, U64s
 from ckptflow.data.ckh128 import (
@@ -35,6 +35,7 @@ from ckptflow.data.kernels_numpy_scan import collect_runs, find_repeats
 
 __all__ = [
     "apply_delta",
+    "capture",
     "collect_runs",
     "copy_memory",
     "copy_ranges",
@@ -92,10 +93,30 @@ def scan(
     old_cells: U64s,
     chunks: U64s,
     columns: CellColumns,
+    *,
+    given: bool,
 ) -> int:
     """See :class:`ckptflow.data.backend.Kernels`."""
     sizes, old = (chunk_bytes, cell_bytes), (old_chunks, old_cells)
-    return kernels_numpy_scan.scan(digest_chunks, data, sizes, old, chunks, columns)
+    return kernels_numpy_scan.scan(
+        digest_chunks, data, sizes, old, chunks, columns, given=given
+    )
+
+
+def capture(
+    rows: U64s,
+    chunk_bytes: int,
+    arena: Bytes,
+    parent: U64s,
+    digests: U64s,
+    held: Bytes,
+    limit_bytes: int,
+) -> int:
+    """See :class:`ckptflow.data.backend.Kernels`."""
+    tables = parent, digests, held
+    return kernels_numpy_capture.capture(
+        digest_chunks, rows, chunk_bytes, arena, tables, limit_bytes
+    )
 
 
 def digest_table() -> DigestTable:

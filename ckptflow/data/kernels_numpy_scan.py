@@ -31,6 +31,8 @@ def scan(
     old: tuple[U64s, U64s],
     chunks: U64s,
     columns: CellColumns,
+    *,
+    given: bool,
 ) -> int:
     """Do what :class:`ckptflow.data.backend.Kernels` says, with digests of any backend.
 
@@ -40,13 +42,16 @@ def scan(
     old_chunks, old_cells = old
     if not len(data):
         return 0
-    digest_chunks(data, chunk_bytes, chunks)
+    if not given:
+        digest_chunks(data, chunk_bytes, chunks)
     changed = np.flatnonzero(_differ(chunks, old_chunks, np.arange(len(chunks))))
     found = 0
     rows = max(1, _PIECE_BYTES // chunk_bytes)
     full = len(data) // chunk_bytes
     whole = data[: full * chunk_bytes].reshape(full, chunk_bytes)
     inner = changed[changed < full]
+    if given and (torn := _torn(digest_chunks, data, chunk_bytes, chunks, changed)) >= 0:
+        return -1 - torn
     for first in range(0, len(inner), rows):
         piece = inner[first : first + rows]
         found = _append_cells(
@@ -58,6 +63,20 @@ def scan(
             digest_chunks, tail, changed[-1:], sizes, old_cells, columns, found
         )
     return found
+
+
+def _torn(
+    digest_chunks: DigestChunks, data: Bytes, chunk_bytes: int, chunks: U64s, which: Indices
+) -> int:
+    """Return the first of some chunks that has another digest than was given, or -1."""
+    found = np.empty((1, 2), np.uint64)
+    for number in which.tolist():
+        digest_chunks(
+            data[number * chunk_bytes : (number + 1) * chunk_bytes], chunk_bytes, found
+        )
+        if (found[0] != chunks[number]).any():
+            return int(number)
+    return -1
 
 
 def _append_cells(

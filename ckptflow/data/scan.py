@@ -18,7 +18,7 @@ import numpy as np
 from ckptflow.data.backend import CellColumns, kernels
 from ckptflow.data.buffers import BufferLike, Bytes, U64s, byte_view
 from ckptflow.data.digest import chunk_count
-from ckptflow.errors import ConfigError
+from ckptflow.errors import ConfigError, TornCapture
 
 _NO_DIGESTS: U64s = np.empty((0, 2), np.uint64)
 
@@ -130,6 +130,7 @@ def scan(
     cell_bytes: int,
     old_chunks: U64s | None = None,
     old_cells: U64s | None = None,
+    given: U64s | None = None,
     scratch: Scratch | None = None,
 ) -> Changes:
     """Digest a region and find its changed cells.
@@ -145,19 +146,31 @@ def scan(
         old_chunks: digests of the chunks before, uint64 of shape ``(n, 2)``; the region may
             have been shorter or longer. None if there are none.
         old_cells: likewise of the cells.
+        given: digests of the chunks, if they are known. Then only chunks that changed are
+            read, and compared with theirs.
         scratch: where to put the columns of the result, which are good until its next use.
 
     Raises:
         ConfigError: there are no such chunks or cells.
+        TornCapture: a chunk that changed has another digest than the given one.
         ValueError: ``data`` is not C-contiguous, or old digests have another shape.
     """
     region = byte_view(data)
     count = chunk_count(len(region), chunk_bytes)
     cell_count = _cell_count(len(region), cell_bytes, chunk_bytes)
     before = _checked(old_chunks, "old_chunks"), _checked(old_cells, "old_cells")
-    chunks = np.empty((count, 2), np.uint64)
+    chunks = np.empty((count, 2), np.uint64) if given is None else _checked(given, "given")
+    if len(chunks) != count:
+        raise ValueError(f"given has {len(chunks)} digests for {count} chunks.")
     columns = (Scratch() if scratch is None else scratch).columns(cell_count)
-    found = kernels().scan(region, chunk_bytes, cell_bytes, *before, chunks, columns)
+    found = kernels().scan(
+        region, chunk_bytes, cell_bytes, *before, chunks, columns, given=given is not None
+    )
+    if found < 0:
+        raise TornCapture(
+            f"Bytes {(-1 - found) * chunk_bytes} and following of a region are not those that "
+            f"were digested."
+        )
     index, digest, kind, pattern = columns
     return Changes(
         len(region),

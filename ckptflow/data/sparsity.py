@@ -93,13 +93,19 @@ class Sampler:
         self._digests: U64s = np.empty((0, chunk_bytes // FINEST_CELL_BYTES, 2), np.uint64)
         self._next: tuple[Indices, U64s] | None = None
 
-    def observe(self, data: BufferLike, changed: NDArray[np.bool_]) -> Sparsity:
+    def observe(
+        self,
+        data: BufferLike,
+        changed: NDArray[np.bool_],
+        held: NDArray[np.bool_] | None = None,
+    ) -> Sparsity:
         """Look at the region as it is now.
 
         Args:
             data: all its bytes, C-contiguous.
             changed: which of its chunks are not as in the last committed checkpoint, by their
                 digests; those that are new are.
+            held: which chunks may be read; those that changed are among them. ``None``: all.
 
         Raises:
             ValueError: ``changed`` has not one entry for each chunk.
@@ -127,9 +133,8 @@ class Sampler:
             counts[size] = _count(marks)
             marks = _halved(marks)
         if self._finer:
-            drawn = self._draw(changed[:there])
-            again = np.array_equal(drawn, seen)
-            self._next = drawn, now if again else self._cells(view, drawn)
+            drawn = self._draw(changed[:there], None if held is None else held[:there])
+            self._next = drawn, self._digests_of(view, drawn, changed, (seen, now))
         return Sparsity(len(view), self.chunk_bytes, changed_chunks, len(seen), counts)
 
     def commit(self) -> None:
@@ -153,13 +158,32 @@ class Sampler:
             marks = _halved(marks)
         return counts
 
-    def _draw(self, changed: NDArray[np.bool_]) -> Indices:
+    def _digests_of(
+        self,
+        view: Bytes,
+        drawn: Indices,
+        changed: NDArray[np.bool_],
+        seen: tuple[Indices, U64s],
+    ) -> U64s:
+        """Return the digests of the cells of drawn chunks; only those that are new are read."""
+        numbers, now = seen
+        kept = ~changed[drawn] & np.isin(drawn, self._numbers)
+        again = np.isin(drawn, numbers)
+        digests = np.empty((len(drawn), self.chunk_bytes // FINEST_CELL_BYTES, 2), np.uint64)
+        digests[kept] = self._digests[np.searchsorted(self._numbers, drawn[kept])]
+        digests[again] = now[np.searchsorted(numbers, drawn[again])]
+        fresh = ~kept & ~again
+        digests[fresh] = self._cells(view, drawn[fresh])
+        return digests
+
+    def _draw(self, changed: NDArray[np.bool_], held: NDArray[np.bool_] | None) -> Indices:
         """Return the numbers of the chunks to keep cell digests of, rising."""
         there = len(changed)
         most = min(SAMPLE_CHUNKS_MAX, SAMPLE_BYTES_MAX // self.chunk_bytes)
         wanted = min(there, max(SAMPLE_CHUNKS_MIN, min(most, int(there * SAMPLE_FRACTION))))
         drawn = _evenly(np.flatnonzero(changed), wanted)
-        for others in (self._numbers[self._numbers < there], np.arange(there)):
+        any_other = np.arange(there) if held is None else np.flatnonzero(held)
+        for others in (self._numbers[self._numbers < there], any_other):
             if len(drawn) < wanted:
                 left = np.setdiff1d(others, drawn, assume_unique=True)
                 drawn = np.union1d(drawn, _evenly(left, wanted - len(drawn)))

@@ -45,6 +45,13 @@ def is_module(value: Any) -> bool:
     return module_type is not None and isinstance(value, module_type)
 
 
+def version(value: Any) -> int | None:
+    """Return how often a tensor was written to; ``None`` if it is none, or does not count."""
+    if not is_tensor(value) or value.is_inference():
+        return None
+    return int(value._version)  # noqa: SLF001  Public in all but its name: autograd's notes.
+
+
 def describe(tensor: Any) -> Found:
     """Return where a tensor lies.
 
@@ -123,3 +130,29 @@ def mark_changed(tensor: Any) -> None:
     """Tell autograd that the memory of ``tensor`` was written behind its back."""
     if not tensor.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(tensor)
+
+
+def optimizers_in(value: Any) -> list[Any]:
+    """Return the torch optimizers among values in containers."""
+    optimizer_type = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    if optimizer_type is None:
+        return []
+    if isinstance(value, optimizer_type):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [found for one in value for found in optimizers_in(one)]
+    return []
+
+
+def updated_by(optimizer: Any) -> set[int]:
+    """Return the addresses of the host tensors that only ``optimizer.step()`` is to change.
+
+    These are the parameters that it was given, and the tensors of its state.
+    """
+    tensors = [one for group in optimizer.param_groups for one in group["params"]]
+    for state in optimizer.state.values():
+        values = state.values() if isinstance(state, dict) else ()
+        tensors += [one for one in values if is_tensor(one)]
+    return {one.data_ptr() for one in tensors if str(one.device) == "cpu" and one.numel()}

@@ -10,11 +10,12 @@ PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(core::add_filters)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_galois)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_memory)},
+    {Py_mod_exec, reinterpret_cast<void *>(core::add_capture)},
     {0, nullptr},
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_core", "Native digests, diff, filters, range copies and parity of ckptflow.",
+    PyModuleDef_HEAD_INIT, "_core", "Native digests, diff, capture, filters, range copies and parity of ckptflow.",
     0, nullptr, slots, nullptr, nullptr, nullptr,
 };
 

@@ -15,10 +15,12 @@ ckh::Digests digests_in(const Buffer &buffer) { return {buffer.u64(), buffer.dig
 PyObject *scan(PyObject *, PyObject *args) {
     Buffer data, old_chunks, old_cells, chunks, index, digest, kind, pattern;
     Py_ssize_t chunk_bytes, cell_bytes, variant, threads;
-    if (!PyArg_ParseTuple(args, "O&nnO&O&O&O&O&O&O&nn", Buffer::read, &data, &chunk_bytes,
+    int given;
+    if (!PyArg_ParseTuple(args, "O&nnO&O&O&O&O&O&O&pnn", Buffer::read, &data, &chunk_bytes,
                           &cell_bytes, Buffer::read, &old_chunks, Buffer::read, &old_cells,
                           Buffer::write, &chunks, Buffer::write, &index, Buffer::write, &digest,
-                          Buffer::write, &kind, Buffer::write, &pattern, &variant, &threads)) {
+                          Buffer::write, &kind, Buffer::write, &pattern, &given, &variant,
+                          &threads)) {
         return nullptr;
     }
     if (!is_chunk_size(chunk_bytes) || !is_chunk_size(cell_bytes) ||
@@ -38,17 +40,22 @@ PyObject *scan(PyObject *, PyObject *args) {
         !digest.holds_u64(2 * rows) || !pattern.holds_u64(rows)) {
         return refuse("the columns must have room for every cell");
     }
+    const std::size_t none = static_cast<std::size_t>(-1);
+    std::atomic<std::size_t> torn{none};
     const ckh::Scan work{{data.u8(), data.bytes(), chunk},
                          cell,
                          digests_in(old_chunks),
                          digests_in(old_cells),
                          variants()[static_cast<std::size_t>(variant)].digest_chunks,
                          chunks.u64(),
-                         {index.u64(), digest.u64(), kind.u8(), pattern.u64()}};
+                         {index.u64(), digest.u64(), kind.u8(), pattern.u64()},
+                         given != 0,
+                         &torn};
     std::size_t found;
     Py_BEGIN_ALLOW_THREADS;
     found = ckh::scan_region(work, static_cast<std::size_t>(threads));
     Py_END_ALLOW_THREADS;
+    if (torn != none) return PyLong_FromSsize_t(-1 - static_cast<Py_ssize_t>(torn.load()));
     return PyLong_FromSize_t(found);
 }
 

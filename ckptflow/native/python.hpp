@@ -85,5 +85,6 @@ int add_ranges(PyObject *module);
 int add_filters(PyObject *module);
 int add_galois(PyObject *module);
 int add_memory(PyObject *module);
+int add_capture(PyObject *module);
 
 }  // namespace core

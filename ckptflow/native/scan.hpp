@@ -9,6 +9,7 @@
 #include "diff.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 namespace ckh {
 
@@ -37,8 +38,10 @@ struct Scan {
     std::size_t cell_bytes;  // divides the size of a chunk
     Digests old_chunks, old_cells;  // either may be shorter than the region, or empty
     ChunksFunction digest;
-    ckh_u64 *chunks;  // out: one digest for each chunk
+    ckh_u64 *chunks;  // out: one digest for each chunk; in, if `given`
     CellColumns cells;
+    bool given;  // Then bytes of chunks that are as before are not read.
+    std::atomic<std::size_t> *torn;  // out, if `given`: the first chunk with another digest
 
     std::size_t cells_per_chunk() const { return region.chunk_bytes / cell_bytes; }
     std::size_t chunk_count() const {
@@ -97,6 +100,18 @@ static inline std::size_t scan_cells(const Scan &scan, std::size_t chunk, CellCo
     return found;
 }
 
+// Whether a chunk still has the digest it was given; notes the first one that has not.
+static inline bool is_as_given(const Scan &scan, std::size_t chunk) {
+    ckh_u64 found[2];
+    scan.digest(scan.region.bytes + chunk * scan.region.chunk_bytes,
+                scan.region.chunk_length(chunk), scan.region.chunk_bytes, 1, found);
+    if (found[0] == scan.chunks[2 * chunk] && found[1] == scan.chunks[2 * chunk + 1]) return true;
+    std::size_t first = scan.torn->load();
+    while (chunk < first && !scan.torn->compare_exchange_weak(first, chunk)) {
+    }
+    return false;
+}
+
 // Scans the chunks first .. end; rows go to the place of the first of their cells on. Returns
 // how many there are.
 static inline std::size_t scan_chunks(const Scan &scan, std::size_t first, std::size_t end) {
@@ -108,11 +123,14 @@ static inline std::size_t scan_chunks(const Scan &scan, std::size_t first, std::
     for (; first < end; first += group) {
         const std::size_t stop = std::min(first + group, end);
         const std::size_t start = first * chunk_bytes;
-        scan.digest(scan.region.bytes + start,
-                    std::min(stop * chunk_bytes, scan.region.length) - start, chunk_bytes,
-                    stop - first, scan.chunks + 2 * first);
+        if (!scan.given) {
+            scan.digest(scan.region.bytes + start,
+                        std::min(stop * chunk_bytes, scan.region.length) - start, chunk_bytes,
+                        stop - first, scan.chunks + 2 * first);
+        }
         for (std::size_t i = first; i < stop; i++) {
             if (i < scan.old_chunks.count && chunks.same(i, scan.old_chunks)) continue;
+            if (scan.given && !is_as_given(scan, i)) return found;
             found = scan_cells(scan, i, out, found);
         }
     }

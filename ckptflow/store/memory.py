@@ -37,13 +37,22 @@ class NamedRegion:
 
     Attributes:
         name: of its first array.
-        data: its bytes, flat.
+        data: its bytes, flat; writable if some of them are not there.
         item_bytes: bytes of one element, for filters that work on words; 1 if not known.
+        digests: of its chunks, as they were captured, uint64 [n, 2]; ``None``: to be computed.
+        held: which of its chunks are there, bool [n]; ``None``: all are. Only with digests.
     """
 
     name: str
     data: memoryview
     item_bytes: int = 1
+    digests: U64s | None = None
+    held: NDArray[np.bool_] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its bytes are there."""
+        return self.held is None or bool(self.held.all())
 
 
 @dataclass(slots=True)

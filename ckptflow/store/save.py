@@ -19,6 +19,7 @@ from ckptflow import manifest as manifest_file
 from ckptflow.data import digest, merkle
 from ckptflow.data.encoding import Goal
 from ckptflow.model import CheckpointId, LineageId, Manifest, RegionEntry
+from ckptflow.store.completion import NO_SOURCES, Sources
 from ckptflow.store.memory import Base, Memory, NamedRegion
 from ckptflow.store.packer import Packer
 from ckptflow.store.packing import check_sizes
@@ -43,6 +44,7 @@ def write_checkpoint(
     cell_bytes: int | None = None,
     goal: Goal = "auto",
     verify: Verify = "off",
+    sources: Sources = NO_SOURCES,
     metrics: Mapping[str, float] | None = None,
     before_commit: Callable[[], None] = lambda: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -64,6 +66,7 @@ def write_checkpoint(
         goal: ``"auto"`` weighs the time that encoding takes against that of writing and of
             reading back; ``"small"`` stores as few bytes as it can.
         verify: which bytes that were met before are compared with what is stored of them.
+        sources: where bytes of regions may be had that are not there.
         metrics: numbers from the application, kept in the manifest.
         before_commit: called when all packs are durable; an exception stops the commit.
         now: the clock, UTC.
@@ -71,13 +74,15 @@ def write_checkpoint(
 
     Raises:
         ConfigError: there are no such chunks or cells; nothing was touched.
-        TierError: the tier failed; earlier checkpoints are untouched.
+        TornCapture: a region is not what was captured; earlier checkpoints are untouched.
+        IncompleteSnapshot: bytes that it left to an earlier one are not to be had; likewise.
+        TierError: the tier failed; likewise.
     """
     check_sizes(chunk_bytes, cell_bytes)
     if base and (base.manifest.chunk_bytes != chunk_bytes or base.manifest.lineage != lineage):
         base = None
     memory = base.memory if base and base.memory.of is base.manifest else Memory()
-    planner = Planner(tier, lineage, regions, chunk_bytes, cell_bytes, goal, verify)
+    planner = Planner(tier, lineage, regions, chunk_bytes, cell_bytes, goal, verify, sources)
     while True:
         plan = planner.plan(memory)
         memory, packer = plan.memory, Packer(tier, plan, lineage)

@@ -46,6 +46,7 @@ EMPTY_NAMES = {
 # code of the user runs (pickling an object of theirs, a filesystem that they hand in), which
 # may raise anything.
 MAY_CATCH_ALL = {
+    "ckptflow/checkpointer/capturing.py",
     "ckptflow/checkpointer/runners.py",
     "ckptflow/checkpointer/writer.py",
     "ckptflow/flush/agent/client.py",

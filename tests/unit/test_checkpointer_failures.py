@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
-from ckptflow.data.regions import Flattened
+from ckptflow.data.regions import Region
 from ckptflow.errors import (
     CheckpointError,
     ConfigError,
@@ -264,17 +264,19 @@ def test_a_capture_that_fails_gives_its_memory_back(
     disk: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next save would wait for ever for memory that nobody holds."""
-    copy_into = Flattened.copy_into
+    copy_into = Region.copy_into
 
-    def lost_device(self: Flattened, arena: Any) -> list[memoryview]:
-        monkeypatch.setattr(Flattened, "copy_into", copy_into)
+    def lost_device(self: Region, out: Any) -> None:
+        monkeypatch.setattr(Region, "copy_into", copy_into)
         raise RuntimeError("the device is lost")
+
+    gathered = np.zeros((SIZE, 2))[:, 0]
 
     # Without random states, whose size depends on whether torch has been imported.
     with Checkpointer(disk, budget_bytes=SIZE * 8 + 10_000, rng=False) as ckpt:
-        monkeypatch.setattr(Flattened, "copy_into", lost_device)
+        monkeypatch.setattr(Region, "copy_into", lost_device)
         with pytest.raises(RuntimeError, match="the device is lost"):
-            ckpt.save(1, state_of(1))
+            ckpt.save(1, state_of(1) | {"far": gathered})
         ckpt.save(2, state_of(2)).wait()
     assert restored(disk) == 2
 
@@ -522,14 +524,13 @@ def test_saves_in_flight_keep_within_the_budget(disk: MemoryTier) -> None:
     tickets = []
     saving = threading.Thread(target=lambda: tickets.append(ckpt.save(2, state_of(2))))
     saving.start()
-    arenas = ckpt._capturer._arenas
-    assert arenas is not None
+    arenas = ckpt._capturing.capturer.arenas
     wait_until(lambda: len(arenas._changed._waiters) == 1)
     assert (tickets, first.durable) == ([], False)
     gate.open()
     saving.join(60)
     ckpt.wait()
-    assert arenas._lent_bytes == 0
+    assert arenas.counted_bytes == 0
     ckpt.close()
     assert steps_on(disk) == [2, 1]
 
@@ -538,13 +539,12 @@ def test_memory_does_not_grow_with_the_number_of_saves(disk: MemoryTier) -> None
     ckpt = begun(disk, budget_bytes=60 * SIZE)
     for step in range(1, 80):
         ckpt.save(step, state_of(step))
-        arenas = ckpt._capturer._arenas
-        assert arenas is not None
-        held = arenas._lent_bytes + sum(len(arena) for arena in list(arenas._free))
+        arenas = ckpt._capturing.capturer.arenas
+        held = arenas.counted_bytes + sum(len(arena) for arena in list(arenas._free))
         assert held <= 60 * SIZE
         assert len(ckpt._tickets) <= 8  # Settled ones are let go.
     ckpt.close()
-    assert arenas._lent_bytes == 0
+    assert arenas.counted_bytes == 0
     assert restored(disk) == 79
 
 

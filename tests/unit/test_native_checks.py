@@ -36,6 +36,7 @@ def scan_arguments() -> dict[str, object]:
         "digest": u64(14),
         "kind": bytearray(7),
         "pattern": u64(7),
+        "given": False,
         "variant": 0,
         "threads": 1,
     }

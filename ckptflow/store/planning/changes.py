@@ -8,14 +8,17 @@ full mode: only chunks are compared, and no cell is looked up. ``tests/unit/test
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
 from ckptflow.data.extents import union
-from ckptflow.data.scan import Kind, Runs, collect_runs, scan
+from ckptflow.data.scan import Changes, Kind, Runs, collect_runs, scan
 from ckptflow.data.sparsity import Sampler, cell_sizes
+from ckptflow.errors import TornCapture
 from ckptflow.policy.cells import CellPolicy, Writing
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff, RegionMemory
 from ckptflow.units import MIB
@@ -43,19 +46,68 @@ def find_changes(
         chunk_bytes: unit of digest.
         cell_bytes: unit of reuse; ``None``: as the changes of each region suggest.
 
+    Of a region that is not whole, what changed must be there: see `changed_chunks`.
+
     Raises:
         ConfigError: there are no such chunks or cells.
+        TornCapture: bytes that changed do not have the digests they were captured with.
     """
     state_bytes = sum(len(region.data) for region in regions)
     worn = _fragmented(memory)
     return [
         _whole(region, memory, chunk_bytes)
-        if region.name in worn
+        if region.name in worn and region.is_whole
         else _find(
             region, memory, chunk_bytes=chunk_bytes, fixed=cell_bytes, state_bytes=state_bytes
         )
         for region in regions
     ]
+
+
+def changed_chunks(region: NamedRegion, memory: Memory) -> NDArray[np.bool_]:
+    """Return which chunks are not as in the memory, by the digests they were captured with."""
+    assert region.digests is not None, "only digests tell what changed before it is read"
+    return _changed(region.digests, memory.regions.get(region.name))
+
+
+def wanted_whole(memory: Memory, chunk_bytes: int) -> frozenset[str]:
+    """Return the names of the regions that the next diff will want all bytes of.
+
+    Those that are in too many pieces, and those whose cells have no digests yet.
+    """
+    without_cells = {
+        name
+        for name, region in memory.regions.items()
+        if region.cells is None and region.cell_bytes < chunk_bytes
+    }
+    return frozenset(without_cells | _fragmented(memory))
+
+
+def _changed(chunks: U64s, old: RegionMemory | None) -> NDArray[np.bool_]:
+    changed = np.ones(len(chunks), np.bool_)
+    if old:
+        common = min(len(old.chunks), len(chunks))
+        changed[:common] = (old.chunks[:common] != chunks[:common]).any(axis=1)
+    return changed
+
+
+def _scan(region: NamedRegion, **arguments: Any) -> Changes:
+    try:
+        return scan(region.data, given=region.digests, **arguments)
+    except TornCapture as error:
+        raise torn_capture([region.name], str(error)) from error
+
+
+def torn_capture(names: Sequence[str], what: str) -> TornCapture:
+    """Return the error for regions that were written to while they were captured."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return TornCapture(
+        f"Region {shown}{more} was written to while it was captured: {what} Nothing of this "
+        f"save is stored. Wait for the capture (ticket.wait_captured()) before the state is "
+        f"changed, and let no other thread write until then.",
+        tuple(names),
+    )
 
 
 def _fragmented(memory: Memory) -> set[str]:
@@ -70,7 +122,7 @@ def _fragmented(memory: Memory) -> set[str]:
 def _whole(region: NamedRegion, memory: Memory, chunk_bytes: int) -> RegionDiff:
     """Return a region as if nothing were known of it, so that it becomes few pieces again."""
     old = memory.regions.get(region.name)
-    changes = scan(region.data, chunk_bytes=chunk_bytes, cell_bytes=chunk_bytes)
+    changes = _scan(region, chunk_bytes=chunk_bytes, cell_bytes=chunk_bytes)
     runs = collect_runs(changes, changes.kind, changes.index, changes.size_bytes)
     cell_bytes = old.cell_bytes if old else chunk_bytes
     return RegionDiff(region, cell_bytes, changes, runs, None, whole=True)
@@ -87,8 +139,8 @@ def _find(
     old = memory.regions.get(region.name)
     wanted = fixed or (old.cell_bytes if old else chunk_bytes)
     cell_bytes = min(wanted, chunk_bytes)
-    changes = scan(
-        region.data,
+    changes = _scan(
+        region,
         chunk_bytes=chunk_bytes,
         cell_bytes=cell_bytes,
         old_chunks=old.chunks if old else None,
@@ -143,24 +195,20 @@ def _adapted(
     may_stay = diff.cell_bytes in cell_sizes(chunk_bytes) and diff.cell_bytes < chunk_bytes
     policy = old.policy if old else None
     policy = policy or CellPolicy(diff.cell_bytes if may_stay else chunk_bytes)
-    chunks = diff.changes.chunks
-    changed = np.ones(len(chunks), np.bool_)
-    if old:
-        common = min(len(old.chunks), len(chunks))
-        changed[:common] = (old.chunks[:common] != chunks[:common]).any(axis=1)
-    sparsity = sampler.observe(diff.region.data, changed)
+    changed = _changed(diff.changes.chunks, old)
+    sparsity = sampler.observe(diff.region.data, changed, diff.region.held)
     sampler.commit()
     # At first all is new, which tells nothing.
     return sampler, policy.observe(sparsity, writing) if old else policy
 
 
-def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s:
-    """Return the digests of all cells, for the next diff."""
+def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s | None:
+    """Return the digests of all cells, for the next diff; ``None`` if some cannot be read."""
     if diff.changes.cell_bytes == cell_bytes:
         before = old.cells if old and old.cell_bytes == cell_bytes else None
         if before is not None or len(diff.changes) * cell_bytes >= diff.changes.size_bytes:
             return diff.changes.cells(before)
-    return chunk_digests(diff.region.data, cell_bytes)
+    return chunk_digests(diff.region.data, cell_bytes) if diff.region.is_whole else None
 
 
 def _coarsened(runs: Runs, cell_bytes: int, size_bytes: int) -> Runs:

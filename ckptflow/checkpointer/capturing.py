@@ -1,0 +1,143 @@
+"""What happens between the call of a save and the writer: now, or on a thread of its own.
+
+The thread and the memory are there before the first save; the optimizers among the objects of
+the task wait for the thread before they step. ``tests/unit/test_lazy.py``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ckptflow.checkpointer.arguments import may_be_walked
+from ckptflow.checkpointer.capture import Capturer
+from ckptflow.checkpointer.steps import Steps
+from ckptflow.checkpointer.writer import SaveRequest, Writer
+from ckptflow.data.rng import capture_rng
+from ckptflow.errors import CheckpointError
+from ckptflow.policy.capture import Capture, parse_capture
+from ckptflow.store.packing import Packing
+
+Act = Callable[[], None]
+
+
+class Capturing:
+    """The captures of one task.
+
+    Args:
+        objects: its state, as far as that is known.
+        capture: which modes are asked for.
+        packing: how checkpoints are compared and stored.
+        rng: whether random states are part of them.
+        budget_bytes: for snapshots; ``None``: a part of what is available.
+
+    Attributes:
+        capturer: takes the snapshots.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        capture: Capture,
+        packing: Packing,
+        *,
+        rng: bool,
+        budget_bytes: int | None,
+    ) -> None:
+        rules = parse_capture(capture)
+        self.capturer = Capturer(
+            budget_bytes,
+            rules=rules,
+            chunk_bytes=packing.chunk_bytes,
+            keeps_parent=packing.keeps_parent,
+        )
+        self._rng = rng
+        self._acts: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        thread = threading.Thread(
+            target=_work, args=(self._acts,), name="ckptflow-capture", daemon=True
+        )
+        thread.start()
+        self._end = weakref.finalize(self, self._acts.put, None)
+        self._steps = Steps(objects if rules.may_be_lazy else {}, self._idle.wait)
+        self.capturer.lazy_addresses = self._steps.addresses
+        if objects:
+            self.prepare(objects)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no capture is under way."""
+        return self._idle.is_set()
+
+    def whole(self, state: object) -> dict[str, Any]:
+        """Return what a checkpoint of ``state`` consists of."""
+        return {"state": state, "rng": capture_rng() if self._rng else None}
+
+    def prepare(self, state: object) -> None:
+        """Make memory for the first snapshot while the application computes."""
+        if may_be_walked(state):
+            size_bytes = self.capturer.room(self.whole(state))
+            self._acts.put(partial(self.capturer.prepare, size_bytes))
+
+    def submit(self, writer: Writer, request: SaveRequest) -> None:
+        """Hand a save to the writer; what it left for later is captured first, on the thread.
+
+        One at a time: `wait` comes before the next.
+        """
+        assert self.is_idle, "the capture before was waited for"
+        if request.captured.unfinished is None:
+            _submit(writer, request)
+            return
+
+        def act() -> None:
+            try:
+                _finish(writer, request)
+            finally:
+                self._idle.set()
+
+        self._idle.clear()
+        self._acts.put(act)
+
+    def wait(self) -> None:
+        """Wait until the application may change its state."""
+        self._idle.wait()
+
+    def close(self) -> None:
+        """Finish, leave the optimizers alone, and let the thread end."""
+        self.wait()
+        self._steps.remove()
+        self._end()
+
+
+def _work(acts: queue.SimpleQueue[Act | None]) -> None:
+    while (act := acts.get()) is not None:
+        act()
+        del act  # Nothing of its state is kept alive until the next.
+
+
+def _finish(writer: Writer, request: SaveRequest) -> None:
+    unfinished, request.captured.unfinished = request.captured.unfinished, None
+    assert unfinished is not None, "something was left for later"
+    try:
+        unfinished()
+    except CheckpointError as error:
+        writer.reject(request, error)
+    except Exception as error:  # noqa: BLE001 - the boundary of this thread
+        step = request.ticket.step
+        broken = CheckpointError(f"The capture of step {step} broke: {error!r}")
+        broken.__cause__ = error
+        writer.reject(request, broken)
+    else:
+        _submit(writer, request)
+
+
+def _submit(writer: Writer, request: SaveRequest) -> None:
+    writer.submit(request)
+    if request.captured.live:  # No room for a snapshot: it holds still until it is written.
+        request.ticket.wait_written()
+    request.ticket.mark_captured()

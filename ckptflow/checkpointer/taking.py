@@ -1,0 +1,279 @@
+"""Take one snapshot: what is captured within the call, and what after it.
+
+A snapshot lies in an arena. Of regions of which little changes it has only that, besides the
+digests of all; the rest is left to the snapshot before (`ckptflow.data.snapshot`). Where there
+is no room for it the application's own memory is read, and the application has to wait.
+``tests/unit/test_capture.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptflow.checkpointer.arena import Arena, ArenaPool
+from ckptflow.data import snapshot as snapshots
+from ckptflow.data.buffers import U64s
+from ckptflow.data.division import Flattened, Region
+from ckptflow.data.guarding import ReadOnly, versions
+from ckptflow.data.snapshot import Parent, Places, Snapshot
+from ckptflow.policy.capture import CaptureMode, Choice
+from ckptflow.store.memory import NamedRegion
+from ckptflow.store.planning.changes import torn_capture
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class Captured:
+    """A state ready to be written, or to be captured by `Capturer.finish` first.
+
+    Attributes:
+        structure: how the regions make the state.
+        regions: its bytes.
+        choices: how each was captured.
+        snapshot: digests, and what is held.
+        parent: what they were compared with, until the writer has the digests of all.
+        live: whether some are the application's own memory, which must not change.
+        arenas: where the arena is from.
+        arena: where the others lie.
+        unfinished: captures what was left for later; ``None`` if nothing was.
+    """
+
+    structure: Any
+    regions: list[NamedRegion]
+    choices: Sequence[Choice]
+    snapshot: Snapshot
+    parent: Parent | None = None
+    live: bool = False
+    unfinished: Callable[[], None] | None = None
+    arenas: ArenaPool | None = None
+    arena: Arena | None = None
+    _readers: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hold(self) -> None:
+        """To be called by whoever else will read the bytes."""
+        with self._lock:
+            self._readers += 1
+
+    def release(self) -> None:
+        """To be called by everybody who has read them; the last one gives them back."""
+        with self._lock:
+            self._readers -= 1
+            if self._readers:
+                return
+        if self.arenas is not None and self.arena is not None:
+            self.arenas.give_back(self.arena)
+
+    def write_off(self) -> None:
+        """Do not count them any more: who reads them may never come to an end."""
+        if self.arenas is not None and self.arena is not None:
+            self.arenas.write_off(self.arena)
+
+    def set_aside(self) -> None:
+        """Keep them for others that need some of them, and not to be written."""
+        if self.arenas is not None and self.arena is not None:
+            self.arenas.set_aside(self.arena)
+
+    def grow(self, more_bytes: int) -> None:
+        """Say that more bytes were put into the arena."""
+        if self.arenas is not None and self.arena is not None:
+            self.arenas.count(self.arena, self.arena.counted_bytes + more_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """How the regions of one state are captured."""
+
+    choices: list[Choice]
+    parent: Parent
+    before: Snapshot | None
+    how: U64s
+    grain: U64s
+    later: Mask  # Which are captured after the call.
+    expected_bytes: int
+
+    def is_few(self, places: Places) -> bool:
+        """Whether less than half of the arena will probably be written."""
+        return 2 * self.expected_bytes < places.arena_bytes
+
+
+class Take:
+    """One snapshot while it is taken."""
+
+    def __init__(
+        self,
+        arenas: ArenaPool,
+        flattened: Flattened,
+        snapshot: Snapshot,
+        plan: Plan,
+        arena: Arena | None,
+    ) -> None:
+        self._arenas = arenas
+        self._flattened, self._count = flattened, len(flattened.names)
+        self._snapshot, self._plan, self._arena = snapshot, plan, arena
+        self._address = flattened.table.address
+        self._guard, self._versions = ReadOnly(), dict[int, list[int | None]]()
+        self.captured = Captured(
+            flattened.structure,
+            [],
+            plan.choices,
+            snapshot,
+            plan.parent,
+            arenas=self._arenas,
+            arena=arena,
+        )
+        self._held_bytes = 0
+        self._done = np.zeros(self._count, np.bool_)
+
+    def run(self, which: Mask) -> None:
+        """Capture some regions; all of them live, if there is no room for a snapshot."""
+        if self._arena is None:
+            self._go_live(np.ones(len(which), np.bool_))
+            return
+        self._arena.scatter(few=self._plan.is_few(self._snapshot.places))
+        self._arena.passing = self._passing()
+        self.captured.regions = self._views()
+        self._hold_or_go_live(which)
+
+    def _hold_or_go_live(self, which: Mask) -> None:
+        """Capture some regions; if there is too little room for what changed, all of them."""
+        if self._hold(which, self._plan.how):
+            return
+        arena, size_bytes = self._arena, self._snapshot.places.arena_bytes
+        assert arena is not None, "there was too little room in it"
+        if not self._arenas.expand(arena, size_bytes) or not self._hold(
+            which, self._plan.how | snapshots.WHOLE
+        ):
+            self._go_live(which)
+
+    def _hold(self, which: Mask, how: U64s) -> bool:
+        """Capture some regions; return whether there was room."""
+        arena = self._arena
+        assert arena is not None, "without one there is nothing to copy into"
+        readable = self._address != 0
+        taken = snapshots.capture(
+            self._snapshot,
+            self._address,
+            np.where(which & readable, how, snapshots.NOTHING),
+            arena=arena.bytes,
+            parent=self._plan.parent,
+            grain=self._plan.grain,
+            limit_bytes=max(0, self._arenas.limit_bytes(arena) - self._held_bytes),
+        )
+        if taken is None:
+            return False
+        places = self._snapshot.places
+        for number in np.flatnonzero(which & ~readable & (places.nbytes > 0)).tolist():
+            self._flattened.region(number).copy_into(arena.bytes[places.bytes_of(number)])
+            taken += int(places.nbytes[number])
+        self._held_bytes += taken
+        self._done |= which
+        expected = 0 if self._done.all() else self._plan.expected_bytes
+        self._arenas.count(arena, max(expected, self._held_bytes))
+        return True
+
+    def _go_live(self, which: Mask) -> None:
+        """Let some regions be read where they lie, until they are written."""
+        captured, live = self.captured, which & (self._snapshot.places.nbytes > 0)
+        if self._arena is not None and which.all():
+            self._arenas.give_back(self._arena)
+            self._arena = captured.arena = None
+        captured.live = True
+        self._snapshot.digested[which] = False
+        captured.regions = [
+            _live(self._flattened.region(number))
+            if self._arena is None or live[number]
+            else captured.regions[number]
+            for number in range(self._count)
+        ]
+
+    def _views(self) -> list[NamedRegion]:
+        assert self._arena is not None, "without one they are live"
+        places, snapshot = self._snapshot.places, self._snapshot
+        start = places.offset
+        ends = (start + places.nbytes).tolist()
+        data = list(map(self._arena.bytes.data.__getitem__, map(slice, start.tolist(), ends)))
+        names, item_bytes = self._flattened.names, self._flattened.item_bytes
+        views = list(map(NamedRegion, names, data, item_bytes))
+        for number in np.flatnonzero((self._plan.how & snapshots.DIGEST) != 0).tolist():
+            views[number] = NamedRegion(
+                names[number],
+                data[number],
+                item_bytes[number],
+                snapshot.digests_of(number),
+                None if self._plan.choices[number].whole else snapshot.held_of(number),
+            )
+        return views
+
+    def _passing(self) -> list[tuple[int, int]]:
+        """Return the stretches of the arena that the next save will not write as a whole."""
+        places = self._snapshot.places
+        stays = np.array([choice.again for choice in self._plan.choices], np.bool_)
+        if not stays.any():
+            return [(0, places.arena_bytes)]
+        large = (places.nbytes >= snapshots.PAGED_BYTES_MIN) & ~stays
+        stretches: list[tuple[int, int]] = []
+        for number in np.flatnonzero(large).tolist():
+            place = places.bytes_of(number)
+            start, end = (
+                place.start,
+                -(-place.stop // snapshots.PAGE_BYTES) * snapshots.PAGE_BYTES,
+            )
+            if stretches and stretches[-1][1] == start:
+                stretches[-1] = stretches[-1][0], end
+            else:
+                stretches.append((start, end))
+        return stretches
+
+    # --- after the call ---
+
+    def guard(self) -> None:
+        """Keep what is captured later from being written to, as far as that can be done."""
+        for number in np.flatnonzero(self._plan.later).tolist():
+            owners = self._flattened.region(number).owners
+            self._guard.freeze(owners)
+            self._versions[number] = versions(owners)
+
+    def finish(self) -> None:
+        """Capture what was left for later, and make sure that nothing wrote to it."""
+        later = self._plan.later
+        try:
+            self._hold_or_go_live(later)
+            if not self.captured.live:
+                self._check(later)
+        finally:
+            self._guard.lift()
+
+    def check_again(self) -> None:
+        """Look once more at regions that were torn before, and were copied now."""
+        choices = self._plan.choices
+        torn = [c.mode is CaptureMode.COPY and c.digested for c in choices]
+        if not self.captured.live and any(torn):
+            self._check(np.array(torn, np.bool_))
+
+    def _check(self, which: Mask) -> None:
+        wrong = [
+            number
+            for number, before in self._versions.items()
+            if versions(self._flattened.region(number).owners) != before
+        ]
+        wrong += snapshots.torn(self._snapshot, self._address, which)
+        if wrong:
+            names = [self._flattened.names[number] for number in sorted(set(wrong))]
+            raise torn_capture(names, "its bytes changed meanwhile.")
+
+
+def _live(region: Region) -> NamedRegion:
+    """Return the live memory of a region; one that has to be gathered is copied."""
+    if region.data is not None:
+        return NamedRegion(region.name, region.data.data, region.item_bytes)
+    gathered = np.empty(region.nbytes, np.uint8)
+    region.copy_into(gathered)
+    return NamedRegion(region.name, gathered.data, region.item_bytes)
