@@ -162,6 +162,44 @@ def finish(
         print(claim)
 
 
+def write_markdown(
+    path: Path, tables: Mapping[str, Sequence[Row]], claims: Sequence[Claim]
+) -> None:
+    """Write tables, and what became of the promises, as they stand in the documentation."""
+    lines: list[str] = []
+    for title, rows in tables.items():
+        names = [name.replace("_", " ") for name in rows[0]]
+        lines += [f"{title[0].upper()}{title[1:]}:", "", _line(names)]
+        lines += [_line(["---"] * len(names))]
+        lines += [_line([_cell(value) for value in row.values()]) for row in rows]
+        lines += [""]
+    for claim in claims:
+        met = "met" if claim.met else "**not met**"
+        lines.append(
+            f"* `{claim.name}` {claim.value:.3g}, goal {claim.comparison}{claim.goal:g}: {met}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def filesystem(folder: Path) -> str:
+    """Return the kind of the filesystem that a folder is on."""
+    best, kind = Path("/"), "unknown"
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    except OSError:  # Not Linux.
+        return kind
+    for line in mounts.splitlines():
+        where, named = line.split()[1:3]
+        if folder.resolve().is_relative_to(where) and len(where) >= len(str(best)):
+            best, kind = Path(where), named
+    return kind
+
+
 def _cell(value: Value) -> str:
     if not isinstance(value, float):
         return str(value)

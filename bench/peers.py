@@ -1,0 +1,146 @@
+"""ckptflow beside every other way to save arrays from Python, all with fsync, in one run.
+
+Two states of normal fp32 numbers, 8 arrays of 64 MiB and 20 000 of 4 to 64 KiB, are changed in
+place in five ways and saved. Each way to save gets fresh processes, in turn, pass by pass, as
+many passes as the time allows; what is not installed, or fails, is named with its reason.
+
+A time is a multiple of copying the state, by one thread to memory that is there, just before
+it. *blocked* is how long the program cannot go on; where the call returns before the copy is
+made, that includes what it waits for after its next step. *durable* is the time until files and
+folders are synced. Bytes are those of files that are new or have changed. *memory* is the peak
+beyond what the process had before, all processes together, in sizes of the state: where few
+words change, and where many do. A *step* multiplies matrices by one thread for 0.2 s; here it
+has a save on its way, and a *loop* begins every other step with one: both as multiples of steps
+alone. A restore ends when all bytes are in the arrays of the program, and reads from the page
+cache. Before it, the program has changed every word of its state as soon as it might: *restored
+bits* are those of the call, or not.
+
+Other ways than those of the development environment need ``--python``, see ``peers.txt``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from peer_claims import claims
+from peer_process import Visited, visit
+from peer_registry import WAYS
+from peer_results import Results
+from peer_visit import Order
+from report import Row, filesystem, finish, parser, show, write_markdown
+from updates import Kind, Scale
+
+KINDS: tuple[Kind, ...] = ("large", "small")
+STEP_S: dict[Scale, float] = {"full": 0.2, "quick": 0.1, "tiny": 0.01}
+ROUNDS: dict[Scale, int] = {"full": 2, "quick": 1, "tiny": 1}
+MINUTES: dict[Scale, float] = {"full": 7.5, "quick": 2, "tiny": 0}
+TIMEOUT_S: dict[Scale, float] = {"full": 40, "quick": 30, "tiny": 30}
+PASSES_AT_MOST = 5
+
+
+def main() -> None:
+    args, scale = command_line()
+    results = Results(list(visits(args, scale)))
+    tables = tables_of(results)
+    *others, (title, rows) = tables.items()
+    for name, shown in others:
+        show(name, shown)
+    found = claims(results, scale)
+    details = [{"table": name} | dict(row) for name, shown in others for row in shown]
+    finish(title, rows, found, args.json, details=details)
+    print("versions:", ", ".join(sorted(versions(results))))
+    print("files on:", filesystem(args.folder or Path(tempfile.gettempdir())))
+    for kind in KINDS:
+        for way in results.ways:
+            if reason := results.reason(kind, way):
+                print(f"missing: {kind}, {way}: {reason}")
+    if args.markdown is not None:
+        write_markdown(args.markdown, tables, found)
+
+
+def command_line() -> tuple[Namespace, Scale]:
+    """Return the arguments, and how large everything is."""
+    given = parser(__doc__, quick="smaller states, a few minutes")
+    given.add_argument("--tiny", action="store_true", help="only look whether everything works")
+    given.add_argument(
+        "--python", default=sys.executable, help="where the others are installed"
+    )
+    given.add_argument("--only", action="append", metavar="WAY", help=", ".join(WAYS))
+    given.add_argument("--minutes", type=float, help="how long another pass may take")
+    given.add_argument("--folder", type=Path, help="where files go; TMPDIR if not given")
+    given.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables there")
+    args = given.parse_args()
+    args.only = args.only or list(WAYS)
+    if unknown := [way for way in args.only if way not in WAYS]:
+        given.error(f"{unknown[0]!r} is none of: {', '.join(WAYS)}")
+    return args, "tiny" if args.tiny else "quick" if args.quick else "full"
+
+
+def visits(args: Namespace, scale: Scale) -> Iterator[Visited]:
+    """Visit every way once, then again as long as the time lasts; every other pass backward."""
+    began = time.monotonic()
+    minutes = MINUTES[scale] if args.minutes is None else args.minutes
+    plan = [(kind, way) for kind in KINDS for way in args.only]
+    took_s: dict[tuple[Kind, str], float] = {}
+    for number in range(PASSES_AT_MOST):
+        for kind, way in plan if number % 2 == 0 else reversed(plan):
+            left_s = 60 * minutes - (time.monotonic() - began)
+            if number and took_s.get((kind, way), left_s) >= left_s:
+                continue
+            visited = visit_once(args, scale, kind, way, seed=number)
+            yield visited
+            tell(visited)
+            if not visited.reason:
+                took_s[kind, way] = visited.seconds
+
+
+def visit_once(args: Namespace, scale: Scale, kind: Kind, way: str, *, seed: int) -> Visited:
+    with tempfile.TemporaryDirectory(prefix="ckptflow-bench-", dir=args.folder) as folder:
+        order = Order(way, kind, scale, folder, seed, ROUNDS[scale], STEP_S[scale])
+        return visit(order, python=args.python, timeout_s=TIMEOUT_S[scale])
+
+
+def tell(visited: Visited) -> None:
+    """Say on the error output how far it is."""
+    saves = [one for one in visited.events if one["event"] == "save"]
+    blocked = [one["blocked_s"] / one["memcpy_s"] for one in saves if one["counts"]]
+    text = f"blocked {statistics.median(blocked):.3g} x memcpy" if blocked else "no save"
+    order = visited.order
+    line = f"{order.kind:5}  {order.way:28}  {text:24}  {visited.seconds:5.1f} s"
+    print(f"{line}  {visited.reason}".rstrip(), file=sys.stderr, flush=True)
+
+
+def tables_of(results: Results) -> dict[str, list[Row]]:
+    """Return all tables by their titles."""
+    return {
+        f"{kind} arrays: {name}": rows
+        for kind in KINDS
+        for name, table in (
+            ("blocked, × memcpy", results.blocked_table),
+            ("durable, × memcpy", results.durable_table),
+            ("written, MiB", results.stored_table),
+            ("memory, steps and restores", results.other_table),
+        )
+        if (rows := table(kind))
+    }
+
+
+def versions(results: Results) -> set[str]:
+    """Return the versions of all that was measured."""
+    return {
+        version
+        for visited in results.visits
+        for one in visited.events
+        for version in one.get("versions", ())
+    }
+
+
+if __name__ == "__main__":
+    main()
