@@ -168,15 +168,15 @@ class Results:
         return {
             "way": way,
             "saves": len(self.saves(kind, way, "all words")),
-            "memory, few": largest(self.extra(kind, way, FEW)),
-            "memory, all": largest(self.extra(kind, way, ("first", *MANY))),
-            "step p50": middle(steps),
-            "step p95": quantile(steps, 0.95),
+            "memory few": largest(self.extra(kind, way, FEW)),
+            "memory many": largest(self.extra(kind, way, ("first", *MANY))),
+            "p50": middle(steps),
+            "p95": quantile(steps, 0.95),
             "loop 1 %": middle(self.loop_ratios(kind, way, "1 % contiguous")),
             "loop all": middle(self.loop_ratios(kind, way, "all words")),
-            "restore × memcpy": middle(self.restores(kind, way, "memcpy_s")),
-            "restore × read": middle(self.restores(kind, way, "read_s")),
-            "restored bits": self.verdict(kind, way),
+            "× memcpy": middle(self.restores(kind, way, "memcpy_s")),
+            "× read": middle(self.restores(kind, way, "read_s")),
+            "bits": self.verdict(kind, way),
         }
 
     def measured(self, kind: Kind) -> list[str]:
@@ -187,11 +187,11 @@ class Results:
         """Tell whether what was restored is what was saved, or why that is not known."""
         found = list(self.events(kind, way, "restore"))
         if not found:
-            return self.reason(kind, way) or NONE
+            return NONE
         worst = min(found, key=lambda one: float(one["right"]))
         if worst["right"] == RIGHT:
-            return "those of the call"
-        return f"WRONG: {100 * worst['later']:.3g} % of a later step"
+            return "right"
+        return f"WRONG: {100 * worst['later']:.3g} % later"
 
 
 def middle(values: Sequence[float]) -> Value:

@@ -24,10 +24,9 @@ import numpy as np
 import peer_registry
 import updates
 from peer_ways import Saving, Unavailable, Way, entries
-from updates import UPDATES, State, Timed, Update, Updater
+from process_memory import memory_bytes, reset_peak
+from updates import UPDATES, Compute, State, Timed, Update, Updater, timed
 
-STEP_S = 0.2
-MATRIX = 256
 IDLE_STEPS = 5
 LOOP_STEPS = 6  # Of which every other one begins with a save.
 LOOP_UPDATES: tuple[Update, ...] = ("all words", "1 % contiguous")
@@ -265,30 +264,6 @@ class End:
             raise self._error
 
 
-class Compute:
-    """A step: one thread multiplies small matrices, and often needs the interpreter."""
-
-    def __init__(self, step_s: float) -> None:
-        rng = np.random.default_rng(1)
-        self._a = rng.standard_normal((MATRIX, MATRIX), dtype=np.float32)
-        self._b = rng.standard_normal((MATRIX, MATRIX), dtype=np.float32)
-        self._out = np.empty_like(self._a)
-        self._count = 10
-        self.step()  # Pages and threads are there from now on.
-        self._count = max(1, int(self._count * step_s / timed(self.step)))
-        self._count = max(1, int(self._count * step_s / timed(self.step)))
-
-    def step(self) -> None:
-        for _ in range(self._count):
-            np.matmul(self._a, self._b, out=self._out)
-
-
-def timed(action: Callable[[], object]) -> float:
-    with Timed() as taken:
-        action()
-    return taken.seconds
-
-
 def read_through(folder: Path, most_bytes: int) -> None:
     """Read the newest files once, so that a restore finds all of them in the page cache."""
     found = sorted(entries(folder).items(), key=lambda item: item[1][1], reverse=True)
@@ -300,17 +275,3 @@ def read_through(folder: Path, most_bytes: int) -> None:
             most_bytes -= file_bytes
         if most_bytes < 0:
             return
-
-
-def reset_peak() -> None:
-    """Let the peak of this process's memory begin anew; where that is denied it only grows."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
-
-
-def memory_bytes(field: str) -> int:
-    """Return a line of ``/proc/self/status``, which counts in KiB."""
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(text.partition(f"{field}:")[2].split(maxsplit=1)[0]) << 10

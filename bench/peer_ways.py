@@ -22,6 +22,8 @@ from typing import Any
 import updates
 from updates import State, sync_path
 
+SYNCED_ONE_BY_ONE = 64
+
 
 class Unavailable(Exception):
     """This way cannot be measured here; the message says why."""
@@ -115,15 +117,19 @@ class Way(ABC):
         updates.copy({name: loaded[name] for name in self.state}, self.state)
 
     def sync_new(self) -> None:
-        """Sync all files that are new or have changed, and the folders that they are in."""
-        changed = False
-        for path, entry in entries(self.folder).items():
-            if self._seen.get(path) != entry:
-                self._seen[path] = entry
-                changed = True
-                sync_path(path)
-        if changed:
-            sync_path(self.folder)
+        """Sync all files that are new or have changed, and the folders that they are in.
+
+        Many files are synced by one call for all that the system holds, which is faster.
+        """
+        found = entries(self.folder)
+        changed = [path for path, entry in found.items() if self._seen.get(path) != entry]
+        self._seen = found
+        if len(changed) > SYNCED_ONE_BY_ONE:
+            os.sync()
+            return
+        for path in changed:
+            sync_path(path)
+        sync_path(self.folder)
 
 
 def entries(folder: Path) -> dict[Path, tuple[int, int, int]]:

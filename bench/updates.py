@@ -36,6 +36,7 @@ LARGE_WORDS: dict[Scale, tuple[int, int]] = {  # How many arrays, and how long.
 }
 SMALL_COUNT: dict[Scale, int] = {"full": 20_000, "quick": 2_000, "tiny": 100}
 
+MATRIX = 256  # Rows and columns of what a step multiplies.
 PIECES_A_CALL = 1024  # IOV_MAX of Linux.
 CALL_BYTES = 64 << 20
 
@@ -75,7 +76,7 @@ class Updater:
         self._ways: dict[Update, Callable[[], int]] = {
             "unchanged": lambda: 0,
             "1 % contiguous": self._contiguous,
-            "5 % of rows": self._rows,
+            "5 % of rows": lambda: self._rows(0.05),
             "1 % of words": self._words,
             "all words": self._all,
         }
@@ -83,6 +84,10 @@ class Updater:
     def apply(self, update: Update) -> int:
         """Change the state; return how many bytes of it are others now."""
         return WORD_BYTES * self._ways[update]()
+
+    def change_rows(self, share: float) -> int:
+        """Change a share of the rows; return how many bytes these are."""
+        return WORD_BYTES * self._rows(share)
 
     def _contiguous(self) -> int:
         total = int(self._ends[-1])
@@ -99,9 +104,9 @@ class Updater:
             array, start = self._arrays[number], int(starts[number])
             yield array, max(0, int(span[0]) - start), min(len(array), int(span[1]) - start)
 
-    def _rows(self) -> int:
+    def _rows(self, share: float) -> int:
         total = int(self._row_ends[-1])
-        chosen = np.sort(self._rng.choice(total, total // 20, replace=False))
+        chosen = np.sort(self._rng.choice(total, int(total * share), replace=False))
         for array, rows in self._split(chosen, self._row_ends):
             whole = array[: len(array) // ROW_WORDS * ROW_WORDS].reshape(-1, ROW_WORDS)
             whole[rows] = self._numbers(rows.size * ROW_WORDS).reshape(-1, ROW_WORDS)
@@ -215,6 +220,32 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class Compute:
+    """A step: one thread multiplies small matrices, and often needs the interpreter."""
+
+    def __init__(self, step_s: float) -> None:
+        rng = np.random.default_rng(1)
+        self._a = rng.standard_normal((MATRIX, MATRIX), dtype=np.float32)
+        self._b = rng.standard_normal((MATRIX, MATRIX), dtype=np.float32)
+        self._out = np.empty_like(self._a)
+        self._count = 10
+        self.step()  # Pages and threads are there from now on.
+        for _ in range(2):
+            self._count = max(1, int(self._count * step_s / timed(self.step)))
+
+    def step(self) -> None:
+        """Compute for about ``step_s``."""
+        for _ in range(self._count):
+            np.matmul(self._a, self._b, out=self._out)
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return the seconds that something takes."""
+    with Timed() as taken:
+        action()
+    return taken.seconds
 
 
 class Timed:
