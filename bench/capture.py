@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import updates
 from process_memory import memory_bytes, reset_peak
-from report import Claim, Row, filesystem, finish, parser, require, show, write_markdown
+from report import Claim, Row, filesystem, finish, parser, require, show, write_section
 from updates import Compute, Kind, Scale, Timed, Updater, timed
 
 from ckptflow.checkpointer import Checkpointer
@@ -74,9 +74,11 @@ def main() -> None:
     claims.append(Claim("memory_growth_over_state_after_20_saves", growth, "<=", 0.02))
     details = [{"table": name} | dict(row) for name, rows in tables.items() for row in rows]
     finish(title, soaks, claims, args.json, details=details)
-    print("files on:", filesystem(args.folder or Path(tempfile.gettempdir())))
     if args.markdown is not None:
-        write_markdown(args.markdown, tables | {title: soaks}, claims)
+        folder = args.folder or Path(tempfile.gettempdir())
+        notes = [f"Files are on {filesystem(folder)}."]
+        shown = tables | {title: soaks}
+        write_section(args.markdown, "Capture", __doc__, shown, claims, notes=notes)
 
 
 def command_line() -> tuple[Namespace, Scale]:

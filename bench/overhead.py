@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import digits
 import torch
 from numpy.typing import NDArray
-from report import Claim, Row, filesystem, finish, parser, ratio, require, write_markdown
+from report import Claim, Row, filesystem, finish, parser, ratio, require, write_section
 from torch import nn
 from updates import Timed, write_synced
 
@@ -61,16 +61,22 @@ def main() -> None:
         rounds, iterations = 1, 2
     rows: list[Row] = []
     claims: list[Claim] = []
+    limits: list[str] = []
     for name, make in TRAININGS.items():
         with tempfile.TemporaryDirectory(prefix="ckptflow-bench-", dir=args.folder) as folder:
             found = measure(Path(folder), make, rounds, iterations)
         rows += rows_of(name, found)
         claims += claims_of(name, found)
+        limits.append(limit_of(name, found))
+    print("\n".join(limits))
     title = f"training, {args.threads} of {os.cpu_count()} cores"
     finish(title, rows, claims, args.json)
-    print("files on:", filesystem(args.folder or Path(tempfile.gettempdir())))
     if args.markdown is not None:
-        write_markdown(args.markdown, {title: rows}, claims)
+        folder = args.folder or Path(tempfile.gettempdir())
+        notes = [f"Files are on {filesystem(folder)}.", *limits]
+        tables = {title: rows}
+        heading = "What checkpoints cost a training"
+        write_section(args.markdown, heading, __doc__, tables, claims, notes=notes)
 
 
 def command_line() -> Namespace:
@@ -430,17 +436,21 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def claims_of(training: str, found: Measured) -> list[Claim]:
-    """Return what is promised, and how the computed limit came about."""
-    every_1 = found.share("1")
-    print(
+def limit_of(training: str, found: Measured) -> str:
+    """Say how the shortest iteration comes about."""
+    return (
         f"{training}: an iteration takes {1e3 * found.step_s:.3g} ms, "
         f"{1e3 * statistics.median(found.cpu_s):.3g} ms of processor time; "
-        f"{found.state_bytes / 1e6:.3g} MB are written and synced in "
+        f"its {found.state_bytes / 1e6:.3g} MB are written and synced in "
         f"{1e3 * statistics.median(found.write_s):.3g} ms, "
         f"{1e3 * statistics.median(found.write_cpu_s):.3g} ms of processor time; "
-        f"{found.cores} cores; so at best {1e3 * found.shortest_s:.3g} ms an iteration."
+        f"there are {found.cores} cores. So an iteration that makes all of it durable takes "
+        f"{1e3 * found.shortest_s:.3g} ms at least."
     )
+
+
+def claims_of(training: str, found: Measured) -> list[Claim]:
+    every_1 = found.share("1")
     return [
         Claim(f"{training}_every_50_over_none", found.share("50"), ">=", GOAL_OF_NONE),
         Claim(f"{training}_every_10_over_none", found.share("10"), ">=", GOAL_OF_NONE),

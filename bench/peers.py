@@ -34,9 +34,10 @@ from peer_process import Visited, visit
 from peer_registry import WAYS
 from peer_results import Results
 from peer_visit import Order
-from report import Row, filesystem, finish, parser, show, write_markdown
+from report import Row, filesystem, finish, parser, show, write_section
 from updates import Kind, Scale
 
+HEADING = "Capture beside other ways to save"
 KINDS: tuple[Kind, ...] = ("large", "small")
 STEP_S: dict[Scale, float] = {"full": 0.2, "quick": 0.1, "tiny": 0.01}
 ROUNDS: dict[Scale, int] = {"full": 2, "quick": 1, "tiny": 1}
@@ -55,14 +56,25 @@ def main() -> None:
     found = claims(results, scale)
     details = [{"table": name} | dict(row) for name, shown in others for row in shown]
     finish(title, rows, found, args.json, details=details)
-    print("versions:", ", ".join(sorted(versions(results))))
-    print("files on:", filesystem(args.folder or Path(tempfile.gettempdir())))
-    for kind in KINDS:
-        for way in results.ways:
-            if reason := results.reason(kind, way):
-                print(f"missing: {kind}, {way}: {reason}")
+    notes = notes_of(results, args.folder or Path(tempfile.gettempdir()))
+    print("\n".join(notes))
     if args.markdown is not None:
-        write_markdown(args.markdown, tables, found)
+        write_section(args.markdown, HEADING, __doc__, tables, found, notes=notes)
+
+
+def notes_of(results: Results, folder: Path) -> list[str]:
+    """Say what was measured where, and what was not."""
+    missing = [
+        f"{kind} arrays, {way}: {reason}"
+        for kind in KINDS
+        for way in results.ways
+        if (reason := results.reason(kind, way))
+    ]
+    return [
+        f"Files are on {filesystem(folder)}.",
+        f"Versions: {', '.join(sorted(versions(results)))}.",
+        *(f"Not measured, or not to the end: {one}." for one in missing),
+    ]
 
 
 def command_line() -> tuple[Namespace, Scale]:

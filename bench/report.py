@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -162,11 +163,37 @@ def finish(
         print(claim)
 
 
-def write_markdown(
-    path: Path, tables: Mapping[str, Sequence[Row]], claims: Sequence[Claim]
+def write_section(
+    path: Path,
+    heading: str,
+    description: str | None,
+    tables: Mapping[str, Sequence[Row]],
+    claims: Sequence[Claim],
+    *,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write tables, and what became of the promises, as they stand in the documentation."""
-    lines: list[str] = []
+    """Write a section for the page of measurements.
+
+    Args:
+        path: of the file, which is written anew.
+        heading: of the section.
+        description: the docstring of the benchmark; its first line tells what the rest is of.
+        tables: by their titles.
+        claims: what is promised, and what became of it.
+        notes: what else a reader has to know, a paragraph each.
+    """
+    paragraphs = [" ".join(one.split()) for one in (description or "").strip().split("\n\n")]
+    command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}"])
+    lines = [
+        f"## {heading}",
+        "",
+        *_apart(paragraphs),
+        "```",
+        command,
+        "```",
+        "",
+        *_apart(notes),
+    ]
     for title, rows in tables.items():
         names = [name.replace("_", " ") for name in rows[0]]
         lines += [f"{title[0].upper()}{title[1:]}:", "", _line(names)]
@@ -180,6 +207,10 @@ def write_markdown(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _apart(paragraphs: Sequence[str]) -> list[str]:
+    return [line for one in paragraphs for line in (one, "")]
 
 
 def _line(cells: Sequence[str]) -> str:
