@@ -19,7 +19,7 @@ from peer_visit import Order
 
 BENCH = Path(__file__).resolve().parent
 SAMPLE_S = 0.05
-LAST_LINES = 3
+LINE_CHARACTERS = 200
 
 
 @dataclass(slots=True)
@@ -55,16 +55,16 @@ def visit(order: Order, *, python: str, timeout_s: float) -> Visited:
         try:
             listen(process, found, deadline=began + timeout_s)
             if process.poll() is None:
-                found.reason = f"not done after {timeout_s:g} s"
+                found.reason = f"not done after {timeout_s:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if not found.reason and process.returncode:
-            found.reason = last_lines(errors)
+        if found.reason or process.returncode:
+            found.reason = "; ".join(filter(None, [found.reason, last_line(errors)]))
     for event in found.events:
         if event["event"] in {"missing", "failed"}:
-            found.reason = event["reason"]
+            found.reason = event["reason"].splitlines()[0]
     found.seconds = time.monotonic() - began
     return found
 
@@ -127,7 +127,8 @@ def children(process: int) -> list[int]:
     return found
 
 
-def last_lines(errors: IO[str]) -> str:
+def last_line(errors: IO[str]) -> str:
+    """Return the last line that was written, which names the error if there was one."""
     errors.seek(0)
     lines = [line.strip() for line in errors if line.strip()]
-    return " / ".join(lines[-LAST_LINES:])
+    return lines[-1][:LINE_CHARACTERS] if lines else ""

@@ -25,8 +25,18 @@ import peer_registry
 import updates
 from peer_ways import Saving, Unavailable, Way, entries
 from process_memory import memory_bytes, reset_peak
-from updates import UPDATES, Compute, State, Timed, Update, Updater, timed
+from updates import Compute, State, Timed, Update, Updater, timed
 
+# In the order of what matters most, where time does not suffice for all.
+PLAN: tuple[Update, ...] = (
+    "all words",
+    "1 % contiguous",
+    "5 % of rows",
+    "1 % of words",
+    "unchanged",
+)
+ROUNDS_AT_MOST = 5
+SAVES_UNTIL, LOOPS_UNTIL = 0.55, 0.75  # When no more begin, in shares of a visit.
 IDLE_STEPS = 5
 LOOP_STEPS = 6  # Of which every other one begins with a save.
 LOOP_UPDATES: tuple[Update, ...] = ("all words", "1 % contiguous")
@@ -43,7 +53,7 @@ class Order:
         kind, scale: of the state.
         folder: an empty one.
         seed: of the updates.
-        rounds: how many saves of each update are counted.
+        seconds: about how long to measure; what is slow is measured less often.
         step_s: how long the program computes between two saves.
     """
 
@@ -52,12 +62,13 @@ class Order:
     scale: updates.Scale
     folder: str
     seed: int
-    rounds: int
+    seconds: float
     step_s: float
 
 
 def main() -> None:
     """Do what the first argument of the command line says."""
+    began = time.monotonic()
     order = Order(**json.loads(sys.argv[1]))
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -75,11 +86,11 @@ def main() -> None:
     try:
         for module in entry.imports:
             importlib.import_module(module)
-        visit = Visit(order, state, raw, tell)
+        visit = Visit(order, state, raw, tell, began)
         with Timed() as made:
             way = entry.make(store, state)
     except (Unavailable, ImportError) as reason:
-        tell("missing", reason=str(reason))
+        tell("missing", reason=str(reason) or type(reason).__name__)
         return
     versions = [f"{name} {version(name)}" for name in entry.packages]
     tell("ready", seconds=made.seconds, versions=versions)
@@ -95,9 +106,15 @@ class Visit:
     """The measurements of one way."""
 
     def __init__(
-        self, order: Order, state: State, raw: Path, tell: Callable[..., None]
+        self,
+        order: Order,
+        state: State,
+        raw: Path,
+        tell: Callable[..., None],
+        began: float,
     ) -> None:
         self.order, self.state, self.raw, self.tell = order, state, raw, tell
+        self.began = began
         self.expected = {name: np.empty_like(array) for name, array in state.items()}
         updates.copy(state, self.expected)  # Its pages are there from now on.
         self.updater = Updater(state, order.seed)
@@ -106,21 +123,36 @@ class Visit:
         reset_peak()
         self.resting_bytes = memory_bytes("VmRSS")
 
+    def left_s(self, share: float) -> float:
+        """Return the time that is left until a share of the visit is over."""
+        return share * self.order.seconds - (time.monotonic() - self.began)
+
     def measure(self, way: Way) -> None:
         """Tell of saves, of steps beside them, and of restores."""
-        later = way.captures_later
         whole = updates.size_bytes(self.state)
-        self.save(way, "first", changed=whole, counts=True, beside_step=later)
-        for update in UPDATES:
-            for number in range(way.settling + self.order.rounds):
-                counts = number >= way.settling
-                for beside_step in (False, True) if counts and later else (False,):
-                    changed = self.updater.apply(update)
-                    self.save(
-                        way, update, changed=changed, counts=counts, beside_step=beside_step
-                    )
-        self.loops(way)
+        self.save(way, "first", changed=whole, counts=True, beside_step=way.captures_later)
+        for position, update in enumerate(PLAN):
+            if position and self.left_s(SAVES_UNTIL) < 0:
+                self.tell("skipped", what=update)
+                continue
+            self.saves(way, update, for_s=self.left_s(SAVES_UNTIL) / (len(PLAN) - position))
+        for update in LOOP_UPDATES:
+            if self.left_s(LOOPS_UNTIL) < 0:
+                self.tell("skipped", what=f"steps, {update}")
+                continue
+            self.loop(way, update)
         self.restores(way)
+
+    def saves(self, way: Way, update: Update, *, for_s: float) -> None:
+        """Tell of at least one save of an update that counts, and of more while time lasts."""
+        until = time.monotonic() + for_s
+        for number in range(way.settling + ROUNDS_AT_MOST):
+            counts = number >= way.settling
+            if number > way.settling and time.monotonic() > until:
+                return
+            for beside_step in (False, True) if counts and way.captures_later else (False,):
+                changed = self.updater.apply(update)
+                self.save(way, update, changed=changed, counts=counts, beside_step=beside_step)
 
     def save(
         self, way: Way, update: str, *, changed: int, counts: bool, beside_step: bool
@@ -165,40 +197,38 @@ class Visit:
             extra_bytes=peak_bytes - self.resting_bytes,
         )
 
-    def loops(self, way: Way) -> None:
+    def loop(self, way: Way, update: Update) -> None:
         """Tell how long steps take, alone and with saves on their way."""
-        compute = self.compute
-        idle = [timed(compute.step) for _ in range(IDLE_STEPS)]
-        for update in LOOP_UPDATES:
-            saving, in_flight, blocked, total_s = Saving(), [], [], 0.0
-            for number in range(LOOP_STEPS):
-                with Timed() as called:
-                    if number % 2 == 0:
-                        self.step += 1
-                        saving = way.save(self.step)
-                beside = not saving.done()
-                with Timed() as computed:
-                    compute.step()
-                with Timed() as captured:
-                    saving.may_write()
-                if beside:
-                    in_flight.append(computed.seconds)
+        idle = [timed(self.compute.step) for _ in range(IDLE_STEPS)]
+        saving, in_flight, blocked, total_s = Saving(), [], [], 0.0
+        for number in range(LOOP_STEPS):
+            with Timed() as called:
                 if number % 2 == 0:
-                    blocked.append(called.seconds + captured.seconds)
-                total_s += called.seconds + computed.seconds + captured.seconds
-                self.updater.apply(update)
-            saving.wait()
-            for step in range(self.step - LOOP_STEPS, self.step - 1):
-                way.forget(step)
-            self.tell(
-                "loop",
-                update=update,
-                idle_s=idle,
-                in_flight_s=in_flight,
-                blocked_s=blocked,
-                total_s=total_s,
-                steps=LOOP_STEPS,
-            )
+                    self.step += 1
+                    saving = way.save(self.step)
+            beside = not saving.done()
+            with Timed() as computed:
+                self.compute.step()
+            with Timed() as captured:
+                saving.may_write()
+            if beside:
+                in_flight.append(computed.seconds)
+            if number % 2 == 0:
+                blocked.append(called.seconds + captured.seconds)
+            total_s += called.seconds + computed.seconds + captured.seconds
+            self.updater.apply(update)
+        saving.wait()
+        for step in range(self.step - LOOP_STEPS, self.step - 1):
+            way.forget(step)
+        self.tell(
+            "loop",
+            update=update,
+            idle_s=idle,
+            in_flight_s=in_flight,
+            blocked_s=blocked,
+            total_s=total_s,
+            steps=LOOP_STEPS,
+        )
 
     def restores(self, way: Way) -> None:
         """Tell whether a save holds the bits of its call, and how long it takes to read them.

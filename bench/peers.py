@@ -1,8 +1,9 @@
 """ckptflow beside every other way to save arrays from Python, all with fsync, in one run.
 
 Two states of normal fp32 numbers, 8 arrays of 64 MiB and 20 000 of 4 to 64 KiB, are changed in
-place in five ways and saved. Each way to save gets fresh processes, in turn, pass by pass, as
-many passes as the time allows; what is not installed, or fails, is named with its reason.
+place in five ways and saved. Each way to save gets a process of its own, in turn, pass by pass,
+and as many saves in it as the time allows; what is not installed, or fails, is named with its
+reason.
 
 A time is a multiple of copying the state, by one thread to memory that is there, just before
 it. *blocked* is how long the program cannot go on; where the call returns before the copy is
@@ -23,7 +24,6 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,10 +40,8 @@ from updates import Kind, Scale
 HEADING = "Capture beside other ways to save"
 KINDS: tuple[Kind, ...] = ("large", "small")
 STEP_S: dict[Scale, float] = {"full": 0.2, "quick": 0.1, "tiny": 0.01}
-ROUNDS: dict[Scale, int] = {"full": 2, "quick": 1, "tiny": 1}
-MINUTES: dict[Scale, float] = {"full": 7.5, "quick": 2, "tiny": 0}
-TIMEOUT_S: dict[Scale, float] = {"full": 40, "quick": 30, "tiny": 30}
-PASSES_AT_MOST = 5
+MINUTES: dict[Scale, float] = {"full": 7, "quick": 3, "tiny": 1}
+SHORTEST_TIMEOUT_S, PATIENCE = 30, 3
 
 
 def main() -> None:
@@ -70,10 +68,17 @@ def notes_of(results: Results, folder: Path) -> list[str]:
         for way in results.ways
         if (reason := results.reason(kind, way))
     ]
+    skipped: dict[str, list[str]] = {}
+    for visited in results.visits:
+        name = f"{visited.order.kind} arrays, {visited.order.way}"
+        skipped.setdefault(name, []).extend(
+            one["what"] for one in visited.events if one["event"] == "skipped"
+        )
     return [
         f"Files are on {filesystem(folder)}.",
         f"Versions: {', '.join(sorted(versions(results)))}.",
         *(f"Not measured, or not to the end: {one}." for one in missing),
+        *(f"No time for {name}: {'; '.join(one)}." for name, one in skipped.items() if one),
     ]
 
 
@@ -85,7 +90,8 @@ def command_line() -> tuple[Namespace, Scale]:
         "--python", default=sys.executable, help="where the others are installed"
     )
     given.add_argument("--only", action="append", metavar="WAY", help=", ".join(WAYS))
-    given.add_argument("--minutes", type=float, help="how long another pass may take")
+    given.add_argument("--minutes", type=float, help="about how long all of it takes")
+    given.add_argument("--passes", type=int, default=1, help="how often each way has its turn")
     given.add_argument("--folder", type=Path, help="where files go; TMPDIR if not given")
     given.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables there")
     args = given.parse_args()
@@ -96,27 +102,25 @@ def command_line() -> tuple[Namespace, Scale]:
 
 
 def visits(args: Namespace, scale: Scale) -> Iterator[Visited]:
-    """Visit every way once, then again as long as the time lasts; every other pass backward."""
-    began = time.monotonic()
-    minutes = MINUTES[scale] if args.minutes is None else args.minutes
+    """Visit every way in turn, in every pass; every other pass goes backward."""
     plan = [(kind, way) for kind in KINDS for way in args.only]
-    took_s: dict[tuple[Kind, str], float] = {}
-    for number in range(PASSES_AT_MOST):
+    minutes = MINUTES[scale] if args.minutes is None else args.minutes
+    seconds = 60 * minutes / (args.passes * len(plan))
+    hopeless: set[tuple[Kind, str]] = set()
+    for number in range(args.passes):
         for kind, way in plan if number % 2 == 0 else reversed(plan):
-            left_s = 60 * minutes - (time.monotonic() - began)
-            if number and took_s.get((kind, way), left_s) >= left_s:
+            if (kind, way) in hopeless:
                 continue
-            visited = visit_once(args, scale, kind, way, seed=number)
-            yield visited
+            with tempfile.TemporaryDirectory(
+                prefix="ckptflow-bench-", dir=args.folder
+            ) as folder:
+                order = Order(way, kind, scale, folder, number, seconds, STEP_S[scale])
+                timeout_s = max(SHORTEST_TIMEOUT_S, PATIENCE * seconds)
+                visited = visit(order, python=args.python, timeout_s=timeout_s)
             tell(visited)
-            if not visited.reason:
-                took_s[kind, way] = visited.seconds
-
-
-def visit_once(args: Namespace, scale: Scale, kind: Kind, way: str, *, seed: int) -> Visited:
-    with tempfile.TemporaryDirectory(prefix="ckptflow-bench-", dir=args.folder) as folder:
-        order = Order(way, kind, scale, folder, seed, ROUNDS[scale], STEP_S[scale])
-        return visit(order, python=args.python, timeout_s=TIMEOUT_S[scale])
+            yield visited
+            if visited.reason:
+                hopeless.add((kind, way))
 
 
 def tell(visited: Visited) -> None:
