@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import updates
 import zstandard
-from peer_registry import OURS
+from peer_registry import MODES, OURS
 from peer_results import FEW, RIGHT, SAVES, Results
 from report import Claim
 from updates import Kind, Scale
@@ -56,9 +56,9 @@ def blocked(results: Results) -> Iterator[Claim]:
 
 def blocked_small(results: Results) -> Iterator[Claim]:
     """How long calls block, of the state of many small arrays, and against the best other."""
-    for way in OURS:
-        for value in worst_middle(results, "small", way):
-            name = way.partition(" ")[2].replace("-", "_")
+    for mode in MODES:
+        for value in worst_middle(results, "small", f"ckptflow {mode}"):
+            name = mode.replace("-", "_")
             yield Claim(f"{name}_blocked_over_memcpy_small", value, "<=", 1.5)
     others = [
         statistics.median(found)
@@ -90,9 +90,9 @@ def written(results: Results, scale: Scale) -> Iterator[Claim]:
             value = statistics.median(ours) / statistics.median(borg)
             yield Claim(f"bytes_over_borg_{short}", value, "<=", 1)
     for update, short in (("1 % of words", "words"), ("all words", "all")):
-        for value in middles(results.stored("large", DIFF_FIRST, update)):
-            share = value / results.state_bytes("large")
-            yield Claim(f"bytes_over_zstd_{short}", share / zstd_share(scale), "<=", 1)
+        for value in middles(results.stored("large", AUTO, update)):
+            over = value / results.state_bytes("large") / zstd_share(scale)
+            yield Claim(f"bytes_over_zstd_{short}", over, "<=", 1)
 
 
 def durable(results: Results) -> Iterator[Claim]:

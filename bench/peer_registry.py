@@ -35,17 +35,14 @@ class Entry:
     packages: tuple[str, ...] = ()
 
 
-OURS = ("ckptflow auto", "ckptflow copy", "ckptflow diff-first", "ckptflow lazy")
+MODES = ("auto", "copy", "diff-first", "lazy")
+OURS = tuple(f"ckptflow {mode}" for mode in MODES)
+_CKPTFLOW = ("ckptflow.checkpointer",)
 _TCP = ("torch-checkpointing",)
 _DCP = ("torch.distributed.checkpoint",)
 
 WAYS: dict[str, Entry] = {
-    **{
-        name: Entry(
-            partial(Ckptflow, capture=name.partition(" ")[2]), ("ckptflow.checkpointer",)
-        )
-        for name in OURS
-    },
+    **{f"ckptflow {mode}": Entry(partial(Ckptflow, capture=mode), _CKPTFLOW) for mode in MODES},
     "torch.save": Entry(TorchSave, ("torch",), ("torch",)),
     "deepcopy and thread": Entry(DeepcopyThread, ("torch",), ("torch",)),
     "safetensors": Entry(Safetensors, ("safetensors.numpy",), ("safetensors",)),

@@ -176,9 +176,9 @@ class OfTicket(Saving):
 class Ckptflow(Way):
     """Ours, in one of the ways to capture."""
 
-    settling = 3
+    settling = 2
 
-    def __init__(self, folder: Path, state: State, capture: str) -> None:
+    def __init__(self, folder: Path, state: State, *, capture: str) -> None:
         super().__init__(folder, state)
         from ckptflow.checkpointer import Checkpointer
 
