@@ -35,6 +35,7 @@ PLAN: tuple[Update, ...] = (
     "1 % of words",
     "unchanged",
 )
+ALWAYS = 2  # So many of these are measured, however long that takes.
 ROUNDS_AT_MOST = 5
 SAVES_UNTIL, LOOPS_UNTIL = 0.55, 0.75  # When no more begin, in shares of a visit.
 IDLE_STEPS = 5
@@ -132,10 +133,11 @@ class Visit:
         whole = updates.size_bytes(self.state)
         self.save(way, "first", changed=whole, counts=True, beside_step=way.captures_later)
         for position, update in enumerate(PLAN):
-            if position and self.left_s(SAVES_UNTIL) < 0:
+            left_s = self.left_s(SAVES_UNTIL)
+            if left_s < 0 and position >= ALWAYS:
                 self.tell("skipped", what=update)
                 continue
-            self.saves(way, update, for_s=self.left_s(SAVES_UNTIL) / (len(PLAN) - position))
+            self.saves(way, update, for_s=left_s / (len(PLAN) - position))
         for update in LOOP_UPDATES:
             if self.left_s(LOOPS_UNTIL) < 0:
                 self.tell("skipped", what=f"steps, {update}")
@@ -147,12 +149,17 @@ class Visit:
         """Tell of at least one save of an update that counts, and of more while time lasts."""
         until = time.monotonic() + for_s
         for number in range(way.settling + ROUNDS_AT_MOST):
-            counts = number >= way.settling
-            if number > way.settling and time.monotonic() > until:
+            late = time.monotonic() > until
+            if late and number > way.settling:
                 return
+            if late and number < way.settling:
+                self.tell("skipped", what=f"settled saves, {update}")
+            counts = late or number >= way.settling
             for beside_step in (False, True) if counts and way.captures_later else (False,):
                 changed = self.updater.apply(update)
                 self.save(way, update, changed=changed, counts=counts, beside_step=beside_step)
+            if late:
+                return
 
     def save(
         self, way: Way, update: str, *, changed: int, counts: bool, beside_step: bool
@@ -260,6 +267,8 @@ class Visit:
                 **verdict,
             )
             updates.negate(self.state)
+            if self.left_s(1) < 0:
+                return
 
     def verdict(self) -> dict[str, float]:
         """Return the shares of words that are those of the call, and of a later step."""
