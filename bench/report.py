@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -160,6 +161,74 @@ def finish(
         json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for claim in claims:
         print(claim)
+
+
+def write_section(
+    path: Path,
+    heading: str,
+    description: str | None,
+    tables: Mapping[str, Sequence[Row]],
+    claims: Sequence[Claim],
+    *,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write a section for the page of measurements.
+
+    Args:
+        path: of the file, which is written anew.
+        heading: of the section.
+        description: the docstring of the benchmark; its first line tells what the rest is of.
+        tables: by their titles.
+        claims: what is promised, and what became of it.
+        notes: what else a reader has to know, a paragraph each.
+    """
+    paragraphs = [" ".join(one.split()) for one in (description or "").strip().split("\n\n")]
+    command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}"])
+    lines = [
+        f"## {heading}",
+        "",
+        *_apart(paragraphs),
+        "```",
+        command,
+        "```",
+        "",
+        *_apart(notes),
+    ]
+    for title, rows in tables.items():
+        names = [name.replace("_", " ") for name in rows[0]]
+        lines += [f"{title[0].upper()}{title[1:]}:", "", _line(names)]
+        lines += [_line(["---"] * len(names))]
+        lines += [_line([_cell(value) for value in row.values()]) for row in rows]
+        lines += [""]
+    for claim in claims:
+        met = "met" if claim.met else "**not met**"
+        lines.append(
+            f"* `{claim.name}` {claim.value:.3g}, goal {claim.comparison}{claim.goal:g}: {met}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _apart(paragraphs: Sequence[str]) -> list[str]:
+    return [line for one in paragraphs for line in (one, "")]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def filesystem(folder: Path) -> str:
+    """Return the kind of the filesystem that a folder is on."""
+    best, kind = Path("/"), "unknown"
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    except OSError:  # Not Linux.
+        return kind
+    for line in mounts.splitlines():
+        where, named = line.split()[1:3]
+        if folder.resolve().is_relative_to(where) and len(where) >= len(str(best)):
+            best, kind = Path(where), named
+    return kind
 
 
 def _cell(value: Value) -> str:
