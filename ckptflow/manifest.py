@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -272,16 +273,9 @@ def check_extents(manifest: Manifest) -> None:
     table = manifest.extents
     if len(table) != sum(sum(region.row_counts) for region in manifest.regions):
         raise ValueError("the extent table and the region table disagree")
-    for region, layers in zip(manifest.regions, manifest.region_layers(), strict=True):
-        for number, rows in enumerate(layers):
-            longest = int(rows.length.max(initial=0))  # The sum alone could wrap around.
-            if longest > region.size_bytes or int(rows.length.sum()) != region.size_bytes:
-                raise ValueError(f"the extents of region {region.name!r} do not cover it")
-            # Only a bottom has patterns, and only what lies above one can keep its bytes.
-            if (rows.pack == (FILL if number else KEEP)).any() or (
-                number and rows.period.any()
-            ):
-                raise ValueError(f"an extent of region {region.name!r} is on the wrong layer")
+    layers = [(region, n) for region in manifest.regions for n in range(len(region.deltas) + 1)]
+    if layers:
+        _check_layers(table, manifest.layer_edges(), layers)
     stored = table.take(table.stored)
     if len(stored) and int(stored.pack.max()) >= len(manifest.packs):
         raise ValueError("an extent names a pack that is not in the list")
@@ -292,6 +286,30 @@ def check_extents(manifest: Manifest) -> None:
         raise ValueError("an extent reaches past the end of its pack")
     if (stored.period > stored.length).any():
         raise ValueError("the period of an extent is longer than the extent")
+
+
+def _check_layers(
+    table: ExtentTable, edges: NDArray[np.intp], layers: Sequence[tuple[RegionEntry, int]]
+) -> None:
+    """Check the rows of each layer, given their edges, and the region and height of each."""
+    size = np.array([region.size_bytes for region, _ in layers], np.uint64)
+    counts = np.diff(edges)
+    longest, total = (np.zeros(len(layers), np.uint64) for _ in range(2))
+    some = np.flatnonzero(counts)
+    longest[some] = np.maximum.reduceat(table.length, edges[some]) if len(some) else 0
+    total[some] = np.add.reduceat(table.length, edges[some]) if len(some) else 0
+    # The sum alone could wrap around.
+    bad = np.flatnonzero((longest > size) | (total != size))
+    if len(bad):
+        name = layers[int(bad[0])][0].name
+        raise ValueError(f"the extents of region {name!r} do not cover it")
+    # Only a bottom has patterns, and only what lies above one can keep its bytes.
+    above = np.repeat(np.array([number > 0 for _, number in layers], np.bool_), counts)
+    wrong = np.where(above, (table.pack == FILL) | (table.period > 0), table.pack == KEEP)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        name = layers[int(np.searchsorted(edges, row, side="right")) - 1][0].name
+        raise ValueError(f"an extent of region {name!r} is on the wrong layer")
 
 
 def _encode_extents(table: ExtentTable) -> bytes:

@@ -168,6 +168,8 @@ class RegionEntry:
     @property
     def row_counts(self) -> list[int]:
         """Rows of each layer, the bottom one first."""
+        if not self.deltas:
+            return [self.extent_count]
         return [self.extent_count, *(layer.extent_count for layer in self.deltas)]
 
 
@@ -223,7 +225,9 @@ class ExtentTable:
 
     def take(self, which: slice | NDArray[Any]) -> ExtentTable:
         """Return some rows: by slice, mask or numbers."""
-        return ExtentTable(*(getattr(self, column)[which] for column in _COLUMNS))
+        return ExtentTable(
+            self.length[which], self.source[which], self.pack[which], self.period[which]
+        )
 
     @staticmethod
     def of(rows: Sequence[ExtentTable]) -> ExtentTable:
@@ -232,7 +236,10 @@ class ExtentTable:
             empty = np.empty(0, np.uint64)
             return ExtentTable(empty, empty, np.empty(0, np.uint32))
         return ExtentTable(
-            *(np.concatenate([getattr(part, column) for part in rows]) for column in _COLUMNS)
+            np.concatenate([part.length for part in rows]),
+            np.concatenate([part.source for part in rows]),
+            np.concatenate([part.pack for part in rows]),
+            np.concatenate([part.period for part in rows]),
         )
 
 
@@ -272,11 +279,15 @@ class Manifest:
         """Bytes of the packs written for this checkpoint."""
         return sum(pack.size_bytes for pack in self.own_packs)
 
+    def layer_edges(self) -> NDArray[np.intp]:
+        """Return where the rows of each layer of each region begin; last, where they end."""
+        counts = [count for region in self.regions for count in region.row_counts]
+        return np.concatenate([np.zeros(1, np.intp), np.cumsum(counts, dtype=np.intp)])
+
     def region_layers(self) -> list[list[ExtentTable]]:
         """Return, for each region, the rows of its layers, the bottom one first."""
-        counts = [count for region in self.regions for count in region.row_counts]
-        edges = np.concatenate([np.zeros(1, np.intp), np.cumsum(counts, dtype=np.intp)])
-        tables = (self.extents.rows(int(a), int(b)) for a, b in itertools.pairwise(edges))
+        edges = self.layer_edges().tolist()
+        tables = (self.extents.rows(a, b) for a, b in itertools.pairwise(edges))
         return [[next(tables) for _ in region.row_counts] for region in self.regions]
 
 

@@ -95,7 +95,10 @@ class ArraySpec:
         Raises:
             FormatError: it does; who wrote the checkpoint made a mistake.
         """
-        low, high = span(self.layout())
+        if self.strides_bytes is None:
+            low, high = self.offset_bytes, self.offset_bytes + self.size_bytes
+        else:
+            low, high = span(self.layout())
         if low != high and (low < 0 or high > region_bytes):
             raise FormatError(
                 f"The checkpoint places an array {self.dtype}{list(self.shape)} at bytes "

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from numpy.typing import NDArray
-
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 from ckptflow.errors import ConfigError
 
@@ -80,10 +78,38 @@ class Kernels(Protocol):
         """Copy ``length[i]`` bytes from ``address[i]`` to ``start[i]`` in ``target``."""
         ...
 
-    def look_at(self, arrays: list[NDArray[Any]], address: I64s) -> object:
-        """Set ``address[i]`` to where array ``i`` lies; return shapes, strides and item sizes.
+    def place_memory(self, source: Bytes, start: U64s, address: U64s, length: U64s) -> None:
+        """Copy ``length[i]`` bytes from ``start[i]`` in ``source`` to ``address[i]``."""
+        ...
 
-        What is returned is equal for arrays of which these are equal.
+    def digest_memory(self, address: U64s, length: U64s, chunk_bytes: int, out: U64s) -> None:
+        """Set ``out`` to the digests of the chunks of what lies at each address, one by one."""
+        ...
+
+    def scan_pieces(
+        self,
+        address: U64s,
+        length: U64s,
+        chunk_bytes: int,
+        old: tuple[U64s, Bytes],
+        digests: U64s,
+        columns: tuple[Bytes, U64s],
+        *,
+        given: bool,
+    ) -> int:
+        """Digest pieces of one chunk each, the last of a region less; tell which changed.
+
+        ``old`` are digests, and whether there is one, uint8. The columns are the kind, SAME,
+        NEW or FILL, and the pattern of a fill, else 0. Where ``digests`` are ``given``, pieces
+        are read only where these differ from the old ones. Returns the number of a piece that
+        does not have its given digest; how many pieces there are if there is none.
+        """
+        ...
+
+    def look_at(self, arrays: list[Any], address: I64s) -> object:
+        """Set ``address[i]`` to where array or buffer ``i`` lies; return how they lie there.
+
+        What is returned is equal for arrays of equal shapes, strides and sizes of items.
         """
         ...
 

@@ -7,7 +7,11 @@ computes it, always with the same bits: ``tests/unit/test_digest.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 from ckptflow.data.backend import Backend, active, available, kernels, use
 from ckptflow.data.buffers import BufferLike, U64s, byte_view
@@ -22,6 +26,7 @@ __all__ = [
     "chunk_digests",
     "digest",
     "digest_bytes",
+    "many_chunk_digests",
     "use",
 ]
 
@@ -67,6 +72,30 @@ def chunk_digests(data: BufferLike, chunk_bytes: int, out: U64s | None = None) -
     if count:
         kernels().digest_chunks(region, chunk_bytes, out)
     return out
+
+
+def many_chunk_digests(
+    buffers: Sequence[Buffer], chunk_bytes: int
+) -> tuple[U64s, NDArray[np.intp]]:
+    """Return the digests of the chunks of many buffers, by one call, one after the other.
+
+    Args:
+        buffers: contiguous memory, seen as bytes, uint8.
+        chunk_bytes: a multiple of 8, at least 16.
+
+    Returns:
+        The digests, uint64 of shape ``(chunks, 2)``; and where those of each buffer begin,
+        intp of shape ``(buffers + 1,)``; last, how many there are.
+    """
+    lengths = np.array(list(map(len, buffers)), np.uint64)  # type: ignore[arg-type]
+    step = np.uint64(chunk_bytes)
+    edges = np.zeros(len(lengths) + 1, np.intp)
+    np.cumsum((lengths + step - np.uint64(1)) // step, out=edges[1:])
+    digests = np.empty((int(edges[-1]), 2), np.uint64)
+    address = np.zeros(len(lengths), np.int64)
+    kernels().look_at(list(buffers), address)
+    kernels().digest_memory(address.view(np.uint64), lengths, chunk_bytes, digests)
+    return digests, edges
 
 
 def chunk_count(size_bytes: int, chunk_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """The arrays of a state divided into regions, and the snapshot of these.
 
-A :class:`Division` follows from where arrays lie, and from what they are; never from the values.
+A :class:`Division` follows from where arrays lie, and from what they are; never from values.
 It holds no array, so that it can be used again for the next snapshot: as long as arrays that
 overlap moved together, and nothing else moved into them, their regions are the same.
 
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckptflow.data.arrays import ArraySpec, LiveArray, read_into
+from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import I64s
 from ckptflow.data.leaves import Node
 from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, owner_of, same_strides
 from ckptflow.data.overlap import Block, Form, blocks, span, without_repeats
-from ckptflow.data.ranges import copy_memory
 from ckptflow.data.tree import array_node
 from ckptflow.data.walk import Found
 
@@ -258,7 +258,12 @@ class Flattened:
                 f"the snapshot needs {table.total_bytes} writable ones."
             )
         there = table.address != 0
-        copy_memory(table.address[there], table.nbytes[there], flat, table.offset[there])
+        columns = (
+            column[there].view(np.uint64)
+            for column in (table.address, table.nbytes, table.offset)
+        )
+        address, nbytes, offset = columns
+        kernels().copy_memory(address, nbytes, flat, offset)
         self.copy_gathered(flat)
         return self.views(flat)
 

@@ -1,7 +1,7 @@
 """What the arrays of a state are, looked at all together: one call for many, not many for one.
 
 Overlap analysis, regions and structure follow from a few facts about each array: its type,
-dtype, shape, strides, the memory that it lies in, and its address there. :class:`Facts` remembers
+dtype, shape, strides, the memory that it lies in, and its address there. :class:`Facts` holds
 them, and no array. Asked again, it tells the addresses, as long as nothing else is different.
 
 Arrays of NumPy answer through the buffer protocol, in one native call where there is one;

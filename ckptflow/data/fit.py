@@ -91,6 +91,18 @@ class Slot:
     region: Any = None  # All bytes of its region, once there is memory for them.
     scattered: bool = True  # Whether the bytes have to be copied from the region to the target.
 
+    def is_whole(self, nbytes: int) -> bool:
+        """Tell whether the target is memory that a region of ``nbytes`` can lie in as it is."""
+        spec, live = self.spec, self.live
+        return (
+            live is not None
+            and nbytes > 0
+            and spec.strides_bytes is None
+            and spec.offset_bytes == 0
+            and spec.size_bytes == nbytes
+            and live.fits(self.stored)
+        )
+
     def fill(self) -> None:
         """Copy the elements into the target, unless they were read to where it lies."""
         if self.live is None or self.live.access == "immutable":

@@ -39,6 +39,7 @@ class NativeKernels:
     digest_parents = staticmethod(_core.digest_parents)
     copy_ranges = staticmethod(_core.copy_ranges)
     look_at = staticmethod(_core.look_at)
+    place_memory = staticmethod(_core.place_memory)
     fill_ranges = staticmethod(_core.fill_ranges)
     repeat_ranges = staticmethod(_core.repeat_ranges)
     ranges_equal = staticmethod(_core.ranges_equal)
@@ -48,6 +49,36 @@ class NativeKernels:
     def copy_memory(self, address: U64s, length: U64s, target: Bytes, start: U64s) -> None:
         """See :class:`ckptflow.data.backend.Kernels`."""
         _core.copy_memory(address, length, target, start, _threads_for(int(length.sum())))
+
+    def digest_memory(self, address: U64s, length: U64s, chunk_bytes: int, out: U64s) -> None:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        threads = _threads_for(int(length.sum()))
+        _core.digest_memory(address, length, chunk_bytes, out, self._variant, threads)
+
+    def scan_pieces(
+        self,
+        address: U64s,
+        length: U64s,
+        chunk_bytes: int,
+        old: tuple[U64s, Bytes],
+        digests: U64s,
+        columns: tuple[Bytes, U64s],
+        *,
+        given: bool,
+    ) -> int:
+        """See :class:`ckptflow.data.backend.Kernels`."""
+        threads = _threads_for(int(length.sum()))
+        return _core.scan_pieces(
+            address,
+            length,
+            chunk_bytes,
+            *old,
+            digests,
+            given,
+            *columns,
+            self._variant,
+            threads,
+        )
 
     def scan(
         self,

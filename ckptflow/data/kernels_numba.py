@@ -21,15 +21,20 @@ from ckptflow.data.ckh128 import FINAL_FACTORS, LEVEL1_START, STREAM_STEP, level
 from ckptflow.data.kernels_numpy import (
     apply_delta,
     collect_runs,
-    copy_memory,
     copy_ranges,
     digest_table,
     fill_ranges,
     find_repeats,
-    look_at,
     make_delta,
     ranges_equal,
     repeat_ranges,
+)
+from ckptflow.data.kernels_numpy_memory import (
+    copy_memory,
+    look_at,
+    memory_digester,
+    piece_scanner,
+    place_memory,
 )
 
 __all__ = [
@@ -39,15 +44,18 @@ __all__ = [
     "copy_memory",
     "copy_ranges",
     "digest_chunks",
+    "digest_memory",
     "digest_parents",
     "digest_table",
     "fill_ranges",
     "find_repeats",
     "look_at",
     "make_delta",
+    "place_memory",
     "ranges_equal",
     "repeat_ranges",
     "scan",
+    "scan_pieces",
 ]
 
 if sys.byteorder != "little":
@@ -225,3 +233,7 @@ def _digest_parents(children: U64s, old_children: U64s, old_parents: U64s, out: 
                 children[right, 1],
                 _TAG_NODE,
             )
+
+
+digest_memory = memory_digester(digest_chunks)
+scan_pieces = piece_scanner(digest_chunks)

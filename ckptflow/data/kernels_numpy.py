@@ -21,12 +21,17 @@ from ckptflow.data.ckh128 import (
     level0_keys,
     level1_keys,
 )
+from ckptflow.data.kernels_numpy_memory import (
+    copy_memory,
+    look_at,
+    memory_digester,
+    piece_scanner,
+    place_memory,
+)
 from ckptflow.data.kernels_numpy_ranges import (
     apply_delta,
-    copy_memory,
     copy_ranges,
     fill_ranges,
-    look_at,
     make_delta,
     ranges_equal,
     repeat_ranges,
@@ -40,15 +45,18 @@ __all__ = [
     "copy_memory",
     "copy_ranges",
     "digest_chunks",
+    "digest_memory",
     "digest_parents",
     "digest_table",
     "fill_ranges",
     "find_repeats",
     "look_at",
     "make_delta",
+    "place_memory",
     "ranges_equal",
     "repeat_ranges",
     "scan",
+    "scan_pieces",
 ]
 
 VERSION = np.__version__
@@ -182,3 +190,7 @@ def _final(sums: U64s, length: int, tag: int) -> U64s:
 
 def _swap_halves(x: U64s) -> U64s:
     return x << _HALF | x >> _HALF
+
+
+digest_memory = memory_digester(digest_chunks)
+scan_pieces = piece_scanner(digest_chunks)

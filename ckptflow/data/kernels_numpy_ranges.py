@@ -7,13 +7,10 @@ An index per byte, the way without a loop, would move eight times as much as the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ckptflow.data.buffers import Bytes, I64s, U64s
-from ckptflow.data.memory import address_of, bytes_at
+from ckptflow.data.buffers import Bytes, U64s
 
 _SUBTRACT = 1
 
@@ -24,19 +21,6 @@ def copy_ranges(
     """See :class:`ckptflow.data.backend.Kernels`."""
     for here, there, size in _rows(source_start, target_start, length):
         target[there : there + size] = source[here : here + size]
-
-
-def copy_memory(address: U64s, length: U64s, target: Bytes, start: U64s) -> None:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    for here, there, size in _rows(address, start, length):
-        if size:
-            target[there : there + size] = bytes_at(here, size, None)
-
-
-def look_at(arrays: list[NDArray[Any]], address: I64s) -> object:
-    """See :class:`ckptflow.data.backend.Kernels`."""
-    address[:] = [address_of(array) for array in arrays]
-    return [(array.shape, array.strides, array.itemsize) for array in arrays]
 
 
 def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s) -> None:

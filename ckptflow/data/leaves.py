@@ -47,7 +47,7 @@ def is_plain(value: object) -> bool:
 
 
 def is_short(value: object) -> bool:
-    """Tell whether ``value`` is a plain leaf that has no region of its own, as long bytes do."""
+    """Tell whether ``value`` is a plain leaf, and no long bytes, which have a region."""
     if type(value) in (bytes, bytearray):
         return len(value) <= BYTES_LIMIT  # type: ignore[arg-type]
     return is_plain(value)
@@ -162,6 +162,8 @@ def decode_key(node: Node) -> Any:
     Raises:
         FormatError: it cannot be one.
     """
+    if isinstance(node, str):
+        return node
     if isinstance(node, list) and node[:1] == ["tuple"]:
         return tuple(decode_key(item) for item in node[1:])
     key = decode_plain(node)

@@ -8,7 +8,9 @@ built by recursion in plain integers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +19,53 @@ from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import digest, digest_bytes
 
-_NO_DIGESTS: U64s = np.empty((0, 2), np.uint64)
+NO_DIGESTS: U64s = np.empty((0, 2), np.uint64)
 
 
 def root(leaves: U64s) -> bytes:
     """Return the root, 16 bytes, of the tree over ``leaves``, shape ``(n, 2)``."""
     return Tree.build(leaves).root
+
+
+def pair_roots(left: U64s, right: U64s) -> U64s:
+    """Return the roots of trees of two leaves each, uint64 of shape ``(n, 2)``, by one call."""
+    leaves = np.stack([left, right], axis=1).reshape(-1, 2)
+    roots = np.empty((len(left), 2), np.uint64)
+    kernels().digest_parents(leaves, NO_DIGESTS, NO_DIGESTS, roots)
+    return roots
+
+
+def roots(leaves: U64s, edges: Sequence[int]) -> list[bytes]:
+    """Return the roots of many trees: of leaves ``edges[i]`` to ``edges[i + 1]`` each.
+
+    Small trees grow together, one call for a level of all of them.
+    """
+    bounds = np.array(edges, np.intp)
+    counts = bounds[1:] - bounds[:-1]
+    small = counts <= _TOGETHER_MAX
+    leaf = np.repeat(small, counts)
+    nodes, sizes = leaves[leaf], counts[small]
+    while sizes.max(initial=0) > 1:
+        start, parents = np.cumsum(sizes) - sizes, (sizes + 1) // 2
+        of = np.repeat(np.arange(len(sizes)), parents)
+        left = 2 * (np.arange(len(of)) - (np.cumsum(parents) - parents)[of])
+        paired = left + 1 < sizes[of]  # An odd last node goes up unchanged.
+        left += start[of]
+        above = nodes[left]
+        above[paired] = pair_roots(above[paired], nodes[left[paired] + 1])
+        nodes, sizes = above, parents
+    raw, empty = digest_bytes(nodes), digest(b"")
+    ends = np.cumsum(sizes)
+    grown = iter(
+        [raw[16 * (b - n) : 16 * b] or empty for b, n in zip(ends, sizes, strict=True)]
+    )
+    return [
+        next(grown) if together else root(leaves[a:b])
+        for together, (a, b) in zip(small.tolist(), pairwise(edges), strict=True)
+    ]
+
+
+_TOGETHER_MAX = 256  # Leaves: of a larger tree the calls are few for what they do.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +96,8 @@ class Tree:
             parents = np.empty((-(-len(levels[-1]) // 2), 2), np.uint64)
             kernels().digest_parents(
                 levels[-1],
-                old[height - 1] if known else _NO_DIGESTS,
-                old[height] if known else _NO_DIGESTS,
+                old[height - 1] if known else NO_DIGESTS,
+                old[height] if known else NO_DIGESTS,
                 parents,
             )
             levels.append(parents)

@@ -14,7 +14,6 @@ from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import (
     BufferLike,
     Bytes,
-    I64s,
     U64s,
     byte_view,
     writable_byte_view,
@@ -44,32 +43,6 @@ def copy_ranges(
     _check(source, starts, sizes, "source")
     _check(target, ends, sizes, "target")
     kernels().copy_ranges(source, target, starts, ends, sizes)
-
-
-def copy_memory(address: I64s, length: I64s, dst: BufferLike, dst_start: I64s) -> None:
-    """Copy ``length[i]`` bytes of this process, from ``address[i]`` to ``dst_start[i]``.
-
-    What lies at an address is for the caller to know: that it may be read, and that it is no
-    part of ``dst``.
-
-    Args:
-        address: int64 of shape ``(n,)``.
-        length: bytes, int64 of shape ``(n,)``.
-        dst: C-contiguous, writable memory.
-        dst_start: bytes into ``dst``, int64 of shape ``(n,)``.
-
-    Raises:
-        ValueError: a range lies outside of ``dst``, the columns do not fit each other, or
-            ``dst`` is read-only. Nothing was written.
-    """
-    target = writable_byte_view(dst)
-    addresses, sizes, starts = _columns(
-        address=address.view(np.uint64),
-        length=length.view(np.uint64),
-        dst_start=dst_start.view(np.uint64),
-    )
-    _check(target, starts, sizes, "target")
-    kernels().copy_memory(addresses, sizes, target, starts)
 
 
 def fill_ranges(dst: BufferLike, start: U64s, length: U64s, pattern: U64s) -> None:

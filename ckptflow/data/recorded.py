@@ -2,14 +2,14 @@
 
 The first walk is recorded: each container with its type and keys, each array with its type,
 dtype, shape, strides and address. The next one follows the record. Plain values are encoded
-anew, arrays are compared all together, and where nothing else differs, the structure, the names,
-the regions and their places are those of before. Arrays may also have moved, as long as those
-that overlap moved together and none now overlaps another: the values of a program that computes
-new arrays in each step are elsewhere each time. With any other difference the state is walked
+anew, arrays are compared all together, and where nothing else differs, the structure, the
+names, the regions and their places are those of before. Arrays may also have moved, as long as
+those that overlap moved together and none now overlaps another: a program that computes new
+arrays in each step has them elsewhere each time. With any other difference the state is walked
 again, and the new walk recorded.
 
-A record is made of facts about arrays. It holds no array, no view and no container of the state;
-what the application drops is gone, and a bytearray may grow.
+A record is made of facts about arrays. It holds no array, no view and no container of the
+state; what the application drops is gone, and a bytearray may grow.
 
 ``tests/property/test_recorded_laws.py``: after any change the result is that of a new walk.
 """

@@ -30,7 +30,7 @@ from ckptflow.data.division import ALIGNMENT_BYTES, Flattened, Region, item_byte
 from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
 from ckptflow.data.leaves import Node, register_leaf, shown
 from ckptflow.data.memory import Bytes, Layout, bytes_at, same_strides
-from ckptflow.data.overlap import blocks, covers, share_memory
+from ckptflow.data.overlap import blocks, covers, share_memory, span
 from ckptflow.data.recorded import RecordedWalk
 from ckptflow.data.tree import iter_arrays, iter_plain, refuse
 from ckptflow.errors import FormatError
@@ -157,6 +157,11 @@ def _own_memory(slots: list[Slot], nbytes: int) -> Bytes | None:
     That takes targets laid out as in the checkpoint which occupy every byte of the region:
     a byte between them may belong to somebody else.
     """
+    if len(slots) == 1 and slots[0].is_whole(nbytes):  # As nearly all are.
+        (slot,) = slots
+        assert slot.live is not None, "it is somewhere"
+        slot.scattered = False
+        return bytes_at(slot.live.layout.address, nbytes, slot.target, writable=True)
     groups: dict[int, list[Slot]] = {}
     for slot in slots:
         if slot.live is not None and slot.live.fits(slot.stored):
@@ -216,6 +221,8 @@ def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
         if key not in same:
             layouts.append(layout)
         same.setdefault(key, []).append(slot)
+    if _are_apart(layouts):
+        return []
     groups = list(same.values())
     frames = [_frame(group[0]) for group in groups]
     found: list[tuple[int, int]] = []
@@ -227,6 +234,14 @@ def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
             if apart and share_memory(layouts[first], layouts[second]):
                 found.append((first, second))
     return [(groups[first], groups[second]) for first, second in found]
+
+
+def _are_apart(layouts: Sequence[Layout]) -> bool:
+    """Tell whether no span of addresses overlaps another."""
+    low, high = np.array(list(map(span, layouts)), np.int64).reshape(-1, 2).T
+    order = np.argsort(low, kind="stable")
+    order = order[low[order] < high[order]]
+    return not (low[order][1:] < high[order][:-1]).any()
 
 
 def _frame(slot: Slot) -> object:

@@ -102,6 +102,15 @@ def array_spec(node: list[Any]) -> ArraySpec:
     """
     try:
         kind, dtype, shape, region = node[1:5]
+        if (  # As nearly all are.
+            len(node) == 5
+            and kind in KINDS
+            and type(region) is int
+            and region >= 0
+            and all(type(size) is int and size >= 0 for size in shape)
+        ):
+            itemsize_bytes(dtype)
+            return ArraySpec(dtype, tuple(shape), None, 0, region, kind)
         offset = node[5] if len(node) > 5 else 0
         strides = tuple(node[6]) if len(node) > 6 else None
         numbers = {type(number) for number in (*shape, region, offset, *(strides or ()))}

@@ -160,7 +160,7 @@ class Walk:
 
     def visit(self, value: Any) -> Step:
         """Visit a state, or a part; the step stands for a list that has it as its only item."""
-        return self._step([value], ["list"], [None], partial(_into_list, 1), [value])
+        return self._step([value], ["list"], [None], partial(_into_list, 1), items=[value])
 
     def _node(self, value: Any, path: str | None) -> tuple[Node, Step | type | None]:
         """Return the node of a value, and what it is: a container, an array or a plain leaf."""
@@ -210,7 +210,7 @@ class Walk:
             items = list(value)
             paths = [join(path, str(i)) for i in range(len(items))]
             tag = "list" if isinstance(value, list) else "tuple"
-            return self._step(value, [tag], paths, partial(_into_list, len(items)), items)
+            return self._step(value, [tag], paths, partial(_into_list, len(items)), items=items)
         if is_namedtuple(value):
             return self._fields("namedtuple", value, _names_of_tuple, path)
         if is_dataclass(value):
@@ -232,7 +232,9 @@ class Walk:
             keys.append(key)
             items.append(item)
         paths = [join(path, segment(key)) for key in keys]
-        return self._step(value, ["dict"], paths, _IntoDict(keys, nodes), items, nodes)
+        return self._step(
+            value, ["dict"], paths, _IntoDict(keys, nodes), items=items, keys=nodes
+        )
 
     def _fields(
         self, tag: str, value: Any, names_of: Callable[[Any], tuple[str, ...]], path: str | None
@@ -250,6 +252,7 @@ class Walk:
         head: list[Node],
         paths: Sequence[str | None],
         look: Look,
+        *,
         items: Sequence[Any] | None = None,
         keys: Sequence[Node] | None = None,
     ) -> Step:

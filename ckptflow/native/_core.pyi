@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 
 def variants() -> tuple[str, ...]: ...
@@ -19,7 +17,25 @@ def copy_ranges(
 def copy_memory(
     address: U64s, length: U64s, target: Bytes, start: U64s, threads: int, /
 ) -> None: ...
-def look_at(arrays: list[NDArray[Any]], address: I64s, /) -> bytes: ...
+def place_memory(source: Bytes, start: U64s, address: U64s, length: U64s, /) -> None: ...
+def digest_memory(
+    address: U64s, length: U64s, chunk_bytes: int, out: U64s, variant: int, threads: int, /
+) -> None: ...
+def scan_pieces(
+    address: U64s,
+    length: U64s,
+    chunk_bytes: int,
+    old: U64s,
+    known: Bytes,
+    digests: U64s,
+    given: bool,
+    kind: Bytes,
+    pattern: U64s,
+    variant: int,
+    threads: int,
+    /,
+) -> int: ...
+def look_at(arrays: list[Any], address: I64s, /) -> bytes: ...
 def fill_ranges(target: Bytes, start: U64s, length: U64s, pattern: U64s, /) -> None: ...
 def apply_filter(filter_: int, word: int, plain: Bytes, out: Bytes, variant: int, /) -> int: ...
 def undo_filter(

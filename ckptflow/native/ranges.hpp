@@ -2,9 +2,6 @@
 #pragma once
 
 #include "ckh128_cpu.hpp"
-#include "shares.hpp"
-
-#include <algorithm>
 
 namespace ckh {
 
@@ -27,25 +24,6 @@ static inline void copy_ranges(const ckh_u8 *source, ckh_u8 *target, const ckh_u
         std::memcpy(target + target_start[i], source + source_start[i],
                     static_cast<std::size_t>(length[i]));
     }
-}
-
-// Copies ranges of this process's memory to their places in `target`, inside of which they lie.
-// `edges` has count + 1 numbers: how many bytes there are before each range, and in all. Threads
-// take equal shares of the bytes, so that a large range is cut and small ones stay together.
-static inline void copy_memory(const ckh_u64 *address, const ckh_u64 *length, ckh_u8 *target,
-                               const ckh_u64 *start, const ckh_u64 *edges, std::size_t count,
-                               std::size_t threads) {
-    in_shares(static_cast<std::size_t>(edges[count]), threads, [=](std::size_t a, std::size_t b) {
-        // The last range that begins at a or before; those without bytes are passed over.
-        std::size_t i = static_cast<std::size_t>(std::upper_bound(edges, edges + count + 1, a) - edges - 1);
-        for (; i < count && edges[i] < b; i++) {
-            const ckh_u64 skip = edges[i] < a ? a - edges[i] : 0;
-            const ckh_u64 end = std::min<ckh_u64>(length[i], b - edges[i]);
-            if (skip >= end) continue;
-            const auto *source = reinterpret_cast<const ckh_u8 *>(static_cast<std::uintptr_t>(address[i]));
-            std::memcpy(target + start[i] + skip, source + skip, static_cast<std::size_t>(end - skip));
-        }
-    });
 }
 
 // Repeats the eight bytes of `pattern`, lowest first, from the start of each range.

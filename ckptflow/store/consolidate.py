@@ -27,8 +27,8 @@ from ckptflow.store.catalog import Lineage
 from ckptflow.store.guards import hold
 from ckptflow.store.packer import joined
 from ckptflow.store.partial import PartialReader
-from ckptflow.store.planning.drafting import Layers
 from ckptflow.store.planning.layout import place
+from ckptflow.store.planning.lines import Layers
 from ckptflow.store.planning.pieces import Draft
 from ckptflow.store.planning.wear import Worn, live_bytes
 from ckptflow.store.rewriting import choose_encodings, new_packs

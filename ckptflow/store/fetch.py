@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data import digest
+from ckptflow.data.addresses import Addresses
 from ckptflow.data.codec import decode_frame
 from ckptflow.data.deltas import apply_delta
 from ckptflow.data.extents import U64, ramps, starts_of
 from ckptflow.data.pack import FRAME_PLAIN_MAX, FrameTable
-from ckptflow.data.ranges import copy_ranges, fill_ranges, repeat_ranges
+from ckptflow.data.ranges import fill_ranges, repeat_ranges
 from ckptflow.errors import CorruptionError
 from ckptflow.model import FILL, DeltaLayer, ExtentTable, Manifest
 from ckptflow.store.copies import Pack
@@ -80,6 +81,7 @@ def fill(
     than two. So stale bytes get into the gaps; what belongs there comes from other packs, and
     is written afterwards. No two of the first packs lie in one stretch of a region.
     """
+    targets = Addresses(buffers)
     for depth in range(max((len(entry.row_counts) for entry in manifest.regions), default=0)):
         layer = _Layer.of(manifest, depth)
         first: list[_Task] = []
@@ -98,7 +100,7 @@ def fill(
                 layer.deltas,
                 check_frames,
             )
-            direct, scattered = _tasks(pack, pieces, buffers, way)
+            direct, scattered = _tasks(pack, pieces, (buffers, targets), way)
             (first if number in main else then).extend(direct)
             then += scattered
         for tasks in (first, then):
@@ -126,17 +128,18 @@ class _Layer:
 
     @staticmethod
     def of(manifest: Manifest, depth: int) -> _Layer:
-        layers = manifest.region_layers()
-        numbers = [n for n, tables in enumerate(layers) if len(tables) > depth]
-        tables = [layers[n][depth] for n in numbers]
-        region = np.repeat(np.array(numbers, np.intp), [len(table) for table in tables])
-        start = [starts_of(table.length) for table in tables]
-        return _Layer(
-            region,
-            np.concatenate(start) if start else np.empty(0, np.uint64),
-            ExtentTable.of(tables),
-            {n: manifest.regions[n].deltas[depth - 1] for n in numbers} if depth else {},
-        )
+        heights = np.array([1 + len(entry.deltas) for entry in manifest.regions], np.intp)
+        numbers = np.flatnonzero(heights > depth)
+        layer = (np.cumsum(heights) - heights)[numbers] + depth
+        edges = manifest.layer_edges()
+        counts = edges[layer + 1] - edges[layer]
+        of, row = ramps(edges[layer], counts)
+        rows = manifest.extents.take(row)
+        stream = np.append(starts_of(rows.length), np.uint64(0))
+        start = stream[:-1] - stream[(np.cumsum(counts) - counts)][of]
+        above = numbers.tolist() if depth else []
+        deltas = {n: manifest.regions[n].deltas[depth - 1] for n in above}
+        return _Layer(numbers[of], start, rows, deltas)
 
     def packs(self) -> list[int]:
         """Return the numbers of the packs that it needs."""
@@ -208,10 +211,10 @@ class _Way:
 
 
 def _tasks(
-    pack: Pack, pieces: _Pieces, buffers: Sequence[memoryview], way: _Way
+    pack: Pack, pieces: _Pieces, into: tuple[Sequence[memoryview], Addresses], way: _Way
 ) -> tuple[list[_Task], list[_Task]]:
     """Return what brings pieces of one pack to where they belong: directly, and by scratch."""
-    frames = pack.frames()
+    frames, (buffers, targets) = pack.frames(), into
     frame, pieces = _split_at_frames(pieces, frames)
     plain = np.flatnonzero(frames.is_plain[frame])
     if way.check_frames or way.deltas:
@@ -230,8 +233,12 @@ def _tasks(
     for group in _read_together(frame, frames, check_frames=way.check_frames):
         number, part = int(frame[group.start]), rest.rows(group)
         read_frame = _frame_read(pack, frames, number, check=way.check_frames)
-        place = partial(_place_deltas, deltas=way.deltas) if way.deltas else _place
-        scattered.append((pack, partial(read_frame, part, partial(place, part, buffers))))
+        place = (
+            partial(_place_deltas, part, buffers, deltas=way.deltas)
+            if way.deltas
+            else partial(_place, part, targets)
+        )
+        scattered.append((pack, partial(read_frame, part, place)))
     return direct, scattered
 
 
@@ -353,14 +360,10 @@ def _frame_read(
     return read
 
 
-def _place(
-    pieces: _Pieces, buffers: Sequence[memoryview], plain: bytes | memoryview, first: int
-) -> None:
+def _place(pieces: _Pieces, targets: Addresses, plain: bytes | memoryview, first: int) -> None:
     """Copy pieces out of plain bytes, which begin at position ``first`` of the stream."""
     source = pieces.source - np.uint64(first)
-    for group in _groups(pieces.region):
-        target = buffers[int(pieces.region[group.start])]
-        copy_ranges(plain, target, source[group], pieces.start[group], pieces.length[group])
+    targets.scatter(plain, source, pieces.region, pieces.start, pieces.length)
 
 
 def _place_deltas(

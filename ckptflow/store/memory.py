@@ -9,8 +9,10 @@ alive, the very bytes. ``tests/property/test_layout_laws.py``, ``tests/unit/test
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from ckptflow.data.buffers import U64s
 from ckptflow.data.digest import chunk_digests
 from ckptflow.data.encoding import Chooser
-from ckptflow.data.extents import U64, covered, look_up, merge, overlay, starts_of
+from ckptflow.data.extents import U64, covered, look_up, merge, overlay, ramps, starts_of
 from ckptflow.data.history import History
 from ckptflow.data.scan import Changes, Kind, Runs
 from ckptflow.data.sparsity import Sampler
@@ -216,62 +218,78 @@ def _renumbered(table: ExtentTable, numbers: NDArray[np.int64]) -> ExtentTable:
     return ExtentTable(table.length, table.source, pack.astype(np.uint32), table.period)
 
 
-@dataclass(frozen=True, slots=True)
 class Base:
     """The last checkpoint of a lineage on a tier, and what is remembered of it.
 
     The memory moves on with the next checkpoint; a base of which it has moved on is none.
+
+    Args:
+        manifest: the checkpoint.
+        memory: of it; or a function that makes it when it is first asked for.
     """
 
-    manifest: Manifest
-    memory: Memory
+    def __init__(self, manifest: Manifest, memory: Memory | Callable[[], Memory]) -> None:
+        self.manifest, self._memory, self._lock = manifest, memory, threading.Lock()
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered."""
+        with self._lock:
+            if not isinstance(self._memory, Memory):
+                self._memory = self._memory()
+            return self._memory
 
 
 def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence[U64s]) -> Base:
     """Return the base for the checkpoint after one that was restored.
 
     Its logs begin with the cells of the restored state, so that increments go on, and find what
-    they knew before, as if nothing had happened.
+    they knew before, as if nothing had happened. The bytes are looked at now, and not later.
 
     Args:
         manifest: what was restored.
         buffers: its bytes, one flat buffer a region.
         chunks: digests of the chunks of each, uint64 [n, 2].
     """
-    memory, state_bytes = Memory(packs=list(manifest.packs)), manifest.state_bytes
-    places: dict[int, list[tuple[U64, ExtentTable]]] = {}
-    for entry, layers, data, digests in zip(
-        manifest.regions, manifest.region_layers(), buffers, chunks, strict=True
-    ):
+    regions = {}
+    for entry, data, digests in zip(manifest.regions, buffers, chunks, strict=True):
         cell_bytes = entry.cell_bytes or manifest.chunk_bytes
         small = cell_bytes < manifest.chunk_bytes
-        region = RegionMemory(
-            digests, cell_bytes, chunk_digests(data, cell_bytes) if small else None
+        cells = chunk_digests(data, cell_bytes) if small else None
+        regions[entry.name] = RegionMemory(digests, cell_bytes, cells)
+    return Base(manifest, partial(_remembered, manifest, regions))
+
+
+def _remembered(manifest: Manifest, regions: dict[str, RegionMemory]) -> Memory:
+    """Return the memory of a checkpoint, given what is remembered of each region."""
+    memory, state_bytes = Memory(packs=list(manifest.packs), regions=regions), 0
+    of_size: dict[int, list[int]] = {}
+    for number, (entry, region) in enumerate(
+        zip(manifest.regions, regions.values(), strict=True)
+    ):
+        cell_bytes = min(region.cell_bytes, manifest.chunk_bytes)
+        of_size.setdefault(cell_bytes, []).append(number)
+        state_bytes += entry.size_bytes
+    known, layers = list(regions.values()), manifest.region_layers()
+    logs = {}
+    for cell_bytes, numbers in of_size.items():
+        seen = memory.seen_of(cell_bytes, state_bytes)
+        own = [known[n].chunks if known[n].cells is None else known[n].cells for n in numbers]
+        start, rows = _places(
+            seen,
+            np.concatenate([np.empty((0, 2), np.uint64), *own]),
+            [manifest.regions[n].size_bytes for n in numbers],
+            [_bytes_of(layers[n]) for n in numbers],
         )
-        memory.regions[entry.name] = region
-        seen = memory.seen_of(min(cell_bytes, manifest.chunk_bytes), state_bytes)
-        own = digests if region.cells is None else region.cells
-        places.setdefault(seen.cell_bytes, []).append(_places(seen, own, _bytes_of(layers)))
-    memory.commit(
-        manifest,
-        {
-            cell_bytes: overlay(
-                memory.seen[cell_bytes].extended(NOWHERE),
-                np.concatenate([start for start, _ in of_regions]),
-                ExtentTable.of([rows for _, rows in of_regions]),
-            )
-            for cell_bytes, of_regions in places.items()
-        },
-    )
-    return Base(manifest, memory)
+        logs[cell_bytes] = overlay(seen.extended(NOWHERE), start, rows)
+    memory.commit(manifest, logs)
+    return memory
 
 
 def _bytes_of(layers: Sequence[ExtentTable]) -> ExtentTable:
-    """Return where the bytes of a region lie as they are; those of patterns lie nowhere."""
+    """Return where the bytes of a region lie as they are; `_places` leaves patterns out."""
     bottom, *above = layers
-    as_is = (bottom.pack < PACK_MAX) & (bottom.period == 0)
-    pack = np.where(as_is, bottom.pack, NOWHERE).astype(np.uint32)
-    table = ExtentTable(bottom.length, bottom.source, pack)
+    table = bottom
     for rows in above:
         changed = rows.stored
         length = rows.length[changed]
@@ -282,17 +300,31 @@ def _bytes_of(layers: Sequence[ExtentTable]) -> ExtentTable:
     return table
 
 
-def _places(seen: Seen, cells: U64s, table: ExtentTable) -> tuple[U64, ExtentTable]:
-    """Number cells of which all bytes lie in packs; return rows for the new ones in the log."""
-    size_bytes = int(table.length.sum())
-    step = np.uint64(seen.cell_bytes)
-    start = np.arange(len(cells), dtype=np.uint64) * step
-    length = np.minimum(step, np.uint64(size_bytes) - start)
-    whole = covered(table, table.pack != NOWHERE, start, length) == length
+def _places(
+    seen: Seen, cells: U64s, sizes: Sequence[int], tables: Sequence[ExtentTable]
+) -> tuple[U64, ExtentTable]:
+    """Number cells of which all bytes lie in packs; return rows for the new ones in the log.
+
+    Args:
+        seen: the log.
+        cells: digests of the cells of some regions, uint64 [m, 2].
+        sizes: bytes of each region.
+        tables: the rows of each.
+    """
+    step, size = np.uint64(seen.cell_bytes), np.array(sizes, np.uint64)
+    counts = (size + step - np.uint64(1)) // step
+    of, number = ramps(np.zeros(len(size), np.intp), counts.astype(np.intp))
+    within = number.astype(np.uint64) * step
+    start, length = starts_of(size)[of] + within, np.minimum(step, size[of] - within)
+    table = ExtentTable.of(tables)
+    as_is = (table.pack < PACK_MAX) & (table.period == 0)
+    pack = np.where(as_is, table.pack, NOWHERE).astype(np.uint32)
+    table = ExtentTable(table.length, table.source, pack)
+    whole = covered(table, pack != NOWHERE, start, length) == length
     index = np.flatnonzero(whole).astype(np.uint64)
     kind = np.full(len(index), Kind.NEW, np.uint8)
     changes = Changes(
-        size_bytes, seen.cell_bytes, cells, index, cells[whole], kind, np.zeros_like(index)
+        int(size.sum()), seen.cell_bytes, cells, index, cells[whole], kind, np.zeros_like(index)
     )
     ids, kinds = seen.history.find_or_add(changes)
     new = kinds == Kind.NEW

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data import digest
+from ckptflow.data.addresses import Addresses
 from ckptflow.data.deltas import make_delta
 from ckptflow.data.extents import U64
 from ckptflow.data.frames import RAW, Encoding, Scratch, encode_frame
@@ -44,6 +45,7 @@ class Packer:
         self._tier, self._layout, self._prefix = tier, plan.layout, lineage.prefix
         self.packs: list[PackRef] = []
         self._states = [diff.region.data for diff in plan.diffs]
+        self._addresses = Addresses(self._states)
         at_hand, nothing = plan.memory.bytes_at_hand, memoryview(b"")
         self._parents = [at_hand.get(diff.region.name, nothing) for diff in plan.diffs]
         self._threads = min(THREADS_MAX, len(os.sched_getaffinity(0)))
@@ -80,7 +82,9 @@ class Packer:
 
     def _encoded(self, number: int, key: str) -> tuple[PackRef, list[bytes | memoryview]]:
         all_pieces = self._layout.plan.frames_of(number)
-        is_raw = all(one == RAW for one in self._layout.encodings)
+        plan = self._layout.plan
+        used = np.unique(plan.encoding[plan.pack == number]).tolist()
+        is_raw = all(self._layout.encodings[one] == RAW for one in used)
         each = RAW_TOGETHER if is_raw else 1
         parts = [all_pieces[a : a + each] for a in range(0, len(all_pieces), each)]
         if len(parts) > 1:
@@ -116,7 +120,11 @@ class Packer:
         plan = self._layout.plan
         encoding = self._layout.encodings[int(plan.encoding[pieces.start])]
         region, places = plan.region[pieces], (plan.start[pieces], plan.length[pieces])
-        plain = gather(region, *places, self._states)
+        if len(region) == 1:
+            plain = gather(region, *places, self._states)
+        else:
+            plain = memoryview(bytearray(int(places[1].sum())))
+            self._addresses.gather(region, *places, plain)
         if encoding.op is not None:
             plain = _delta(plain, gather(region, *places, self._parents), encoding)
         scratch = getattr(self._scratch, "own", None)

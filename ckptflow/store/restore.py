@@ -14,19 +14,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data import digest, merkle
+from ckptflow.data.buffers import U64s
 from ckptflow.errors import CorruptionError
 from ckptflow.model import Manifest
 from ckptflow.store.copies import Pack
 from ckptflow.store.fetch import fill
 from ckptflow.tiers.tier import Tier
-from ckptflow.units import MIB
-
-_TOGETHER_BYTES = 4 * MIB  # Digested by one call: enough of them for all threads.
 
 _FAR_LEVEL, _FAR_READS = 4, 16  # From this level on each read waits for a round trip.
 
@@ -63,19 +62,19 @@ def read_checkpoint(
     ]
     with ThreadPoolExecutor(_thread_count(tiers), "ckptflow-restore") as pool:
         fill(manifest, buffers, packs, pool, check_frames=False)
-        digests = _digests(manifest, buffers, pool)
-        if bad := _differing(manifest, digests):
+        digests, edges = digest.many_chunk_digests(buffers, manifest.chunk_bytes)
+        if bad := _differing(manifest, digests, edges):
             note(
                 f"{_listed(bad)} of {manifest.lineage} did not verify; looking for the frames."
             )
             fill(manifest, buffers, packs, pool, check_frames=True)
-            digests = _digests(manifest, buffers, pool)
-            if bad := _differing(manifest, digests):
+            digests, edges = digest.many_chunk_digests(buffers, manifest.chunk_bytes)
+            if bad := _differing(manifest, digests, edges):
                 raise CorruptionError(
                     f"{_listed(bad)} of {manifest.lineage} {manifest.id} do not have the root "
                     f"that the manifest names, although all frames are sound."
                 )
-    return digests
+    return [digests[a:b] for a, b in pairwise(edges.tolist())]
 
 
 def _thread_count(tiers: Sequence[Tier]) -> int:
@@ -89,34 +88,10 @@ def _listed(names: Sequence[str]) -> str:
     return f"Regions {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _digests(
-    manifest: Manifest, buffers: Sequence[memoryview], pool: ThreadPoolExecutor
-) -> list[NDArray[np.uint64]]:
-    """Return the digests of the chunks of each region, uint64 [n, 2]."""
-    chunk = manifest.chunk_bytes
-    at_once = max(1, _TOGETHER_BYTES // chunk)
-    digests = [
-        np.empty((digest.chunk_count(len(buffer), chunk), 2), np.uint64) for buffer in buffers
-    ]
-
-    def one(part: tuple[int, int]) -> None:
-        region, first = part
-        data = buffers[region][first * chunk : (first + at_once) * chunk]
-        digest.chunk_digests(data, chunk, out=digests[region][first : first + at_once])
-
-    parts = [
-        (region, first)
-        for region, found in enumerate(digests)
-        for first in range(0, len(found), at_once)
-    ]
-    for _ in pool.map(one, parts):
-        pass
-    return digests
-
-
-def _differing(manifest: Manifest, digests: Sequence[NDArray[np.uint64]]) -> list[str]:
+def _differing(manifest: Manifest, digests: U64s, edges: NDArray[np.intp]) -> list[str]:
+    roots = merkle.roots(digests, edges.tolist())
     return [
         entry.name
-        for entry, chunks in zip(manifest.regions, digests, strict=True)
-        if merkle.root(chunks) != entry.root
+        for entry, root in zip(manifest.regions, roots, strict=True)
+        if root != entry.root
     ]

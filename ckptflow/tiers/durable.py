@@ -26,6 +26,7 @@ from typing import IO
 from typing_extensions import Buffer
 
 from ckptflow.tiers.disk import DISK, Disk
+from ckptflow.tiers.gathering import gather_list
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -79,7 +80,8 @@ def make_folders(folder: Path) -> None:
 def write_atomic(path: Path, parts: Sequence[Buffer], folders: Folders | None = None) -> None:
     """Make ``path`` hold the bytes of ``parts``, or leave it as it was.
 
-    The parts go to the kernel as gather lists; they are never joined in memory.
+    The parts go to the kernel as gather lists. They are never joined in memory, but for small
+    ones next to each other, of which a list would be dearer: see `ckptflow.tiers.gathering`.
     """
     folders = folders or Folders()
     folders.make(path.parent)
@@ -141,7 +143,7 @@ def create_exclusive(path: Path, value: Buffer, folders: Folders | None = None) 
 def _create_in_place(disk: Disk, path: Path, value: Buffer) -> None:
     with _open_new(disk, path) as descriptor:
         try:
-            _write_all(disk, descriptor, [value])
+            write_all(disk, descriptor, [memoryview(value).cast("B")])
             disk.sync(descriptor)
         except BaseException:  # Half a value would hold the name for ever.
             _remove_quietly(disk, path)
@@ -169,12 +171,17 @@ def _open_new(disk: Disk, path: Path) -> Iterator[int]:
 
 def _write_synced(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
     with _open_new(disk, path) as descriptor:
-        _write_all(disk, descriptor, parts)
+        write_all(disk, descriptor, gather_list([memoryview(one).cast("B") for one in parts]))
         disk.sync(descriptor)
 
 
-def _write_all(disk: Disk, descriptor: int, parts: Sequence[Buffer]) -> None:
-    views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+def write_all(disk: Disk, descriptor: int, views: Sequence[memoryview]) -> None:
+    """Append bytes to a file; what a call did not take is handed to the next.
+
+    No call gets more buffers than Linux takes, nor more bytes than are worth waiting for: the
+    device begins with what was written while the rest is.
+    """
+    views = [view for view in views if len(view)]
     first = done_bytes = begun_bytes = 0
     while first < len(views):
         batch, size_bytes = [], 0

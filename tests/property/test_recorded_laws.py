@@ -72,10 +72,16 @@ def arrays(draw: st.DrawFn) -> Any:
     count = draw(st.integers(0, 5))
     if kind == "own":
         size = count * 2 * np.dtype(dtype).itemsize
-        return np.frombuffer(bytearray(draw(st.randoms()).randbytes(size)), dtype).reshape(-1, 2).copy()
+        return (
+            np.frombuffer(bytearray(draw(st.randoms()).randbytes(size)), dtype)
+            .reshape(-1, 2)
+            .copy()
+        )
     start = draw(st.integers(0, 6)) * 8
     if kind == "shared":
-        return BUFFER[start : start + 8 * count].view(draw(st.sampled_from(["u1", "<f4", "i8"])))
+        return BUFFER[start : start + 8 * count].view(
+            draw(st.sampled_from(["u1", "<f4", "i8"]))
+        )
     if kind == "strided":
         return BUFFER[start : start + 32 : draw(st.sampled_from([1, 2, -1, -3]))]
     if kind == "torch":
@@ -163,7 +169,9 @@ def change(draw: st.DrawFn, state: list[Any]) -> None:
     elif isinstance(old, np.ndarray):
         put(container, key, changed(draw, what, old))
     elif isinstance(old, torch.Tensor) and what == "point":
-        old.data = draw(st.sampled_from([TENSOR[:6], TENSOR[8:14].reshape(2, 3), old.data.half()]))
+        old.data = draw(
+            st.sampled_from([TENSOR[:6], TENSOR[8:14].reshape(2, 3), old.data.half()])
+        )
     elif isinstance(old, random.Random | np.random.Generator):
         old.random()
 

@@ -117,7 +117,9 @@ def test_arrays_that_come_to_share_are_noticed() -> None:
         lambda array: np.lib.stride_tricks.as_strided(array, (2, 3), (4, 8)),
     ],
 )
-def test_another_array_at_the_same_address_is_another_array(backend: object, other: Any) -> None:
+def test_another_array_at_the_same_address_is_another_array(
+    backend: object, other: Any
+) -> None:
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     state, walk = {"a": array, "b": np.zeros(2)}, RecordedWalk()
     walk.flatten(state)
@@ -149,11 +151,15 @@ def test_what_is_negated_or_conjugated_lazily_is_resolved_each_time(lazily: Any)
     walk, state = RecordedWalk(), [lazily(tensor.clone()).clone()]
     for _ in range(2):
         state[0] = state[0].clone()
-        assert snapshot(walk, state) == [state[0].resolve_conj().resolve_neg().numpy().tobytes()]
+        assert snapshot(walk, state) == [
+            state[0].resolve_conj().resolve_neg().numpy().tobytes()
+        ]
     state[0] = lazily(tensor)
     for factor in (1, 2):
         tensor *= factor
-        assert snapshot(walk, state) == [state[0].resolve_conj().resolve_neg().numpy().tobytes()]
+        assert snapshot(walk, state) == [
+            state[0].resolve_conj().resolve_neg().numpy().tobytes()
+        ]
 
 
 def test_memory_that_was_taken_away_is_refused_as_on_a_new_walk() -> None:
@@ -230,7 +236,7 @@ def test_a_state_that_cannot_be_stored_is_refused_and_the_next_one_is_stored() -
     walk = RecordedWalk()
     walk.flatten(state)
     state["b"] = object()
-    with pytest.raises(StateError, match="'b': an object of type builtins.object"):
+    with pytest.raises(StateError, match="'b': an object of type builtins"):
         walk.flatten(state)
     state["b"] = state
     with pytest.raises(StateError, match="'b': contains itself"):

@@ -7,7 +7,8 @@ import pytest
 
 from ckptflow.model import FILL, KEEP, DeltaOp, ExtentTable
 from ckptflow.store.planning import wear
-from ckptflow.store.planning.drafting import GATHERED, Layers
+from ckptflow.store.planning.drafting import GATHERED
+from ckptflow.store.planning.lines import Layers
 from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
 from ckptflow.store.planning.wear import Worn, outworn
 

@@ -8,6 +8,7 @@ full mode: only chunks are compared, and no cell is looked up. ``tests/unit/test
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ckptflow.data.sparsity import Sampler, cell_sizes
 from ckptflow.errors import TornCapture
 from ckptflow.policy.cells import CellPolicy, Writing
 from ckptflow.store.memory import Memory, NamedRegion, RegionDiff, RegionMemory
+from ckptflow.store.planning.small import diff_small, is_small
 from ckptflow.units import MIB
 
 ADAPT_BYTES_MIN = 1 * MIB  # Smaller regions are compared in whole chunks.
@@ -54,13 +56,26 @@ def find_changes(
     """
     state_bytes = sum(len(region.data) for region in regions)
     worn = _fragmented(memory)
+    small = [
+        (cell_bytes or chunk_bytes) == chunk_bytes
+        and region.name not in worn
+        and is_small(region, memory.regions.get(region.name), chunk_bytes)
+        for region in regions
+    ]
+    try:
+        together = diff_small(list(compress(regions, small)), memory, chunk_bytes, state_bytes)
+    except TornCapture as error:
+        raise torn_capture(error.regions, str(error)) from error
+    of_small = iter(together)
     return [
-        _whole(region, memory, chunk_bytes)
+        next(of_small)
+        if one_chunk
+        else _whole(region, memory, chunk_bytes)
         if region.name in worn and region.is_whole
         else _find(
             region, memory, chunk_bytes=chunk_bytes, fixed=cell_bytes, state_bytes=state_bytes
         )
-        for region in regions
+        for region, one_chunk in zip(regions, small, strict=True)
     ]
 
 

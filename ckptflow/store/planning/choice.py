@@ -34,6 +34,8 @@ DELTA_BOUNDS: dict[Goal, DeltaBounds] = {
     "small": DeltaBounds(layers=16, plain_fraction=16.0, stored_fraction=1.0),
 }
 
+_AS_USUAL = RegionEncoding(USUAL)
+
 SMALL_BYTES_PER_S, FAST_BYTES_PER_S = 1e8, 1e9  # For who wants few bytes, storage is slow.
 
 
@@ -52,11 +54,13 @@ def choose_encodings(
 
 
 def _choose(diff: RegionDiff, memory: Memory, *, goal: Goal, cores: int) -> RegionEncoding:
+    if len(diff.region.data) < SAMPLED_BYTES_MIN[goal]:  # Of these there may be very many.
+        return _AS_USUAL
     new = diff.runs.kind == Kind.NEW
     start, length = diff.runs.start_bytes[new], diff.runs.length_bytes[new]
     new_bytes = int(length.sum())
     if new_bytes < SAMPLED_BYTES_MIN[goal]:
-        return RegionEncoding(USUAL)
+        return _AS_USUAL
     region, data = diff.region, diff.region.data
     parent = memory.bytes_at_hand.get(region.name)
     if parent is not None and len(parent) < len(data):
@@ -139,14 +143,12 @@ def writings_of(
     speed = memory.put_bytes_per_s or Writing().bytes_per_s
     # What is written must also be copied outward, and kept: no tier makes bytes free.
     speed = SMALL_BYTES_PER_S if goal == "small" else min(speed, FAST_BYTES_PER_S)
-    writings = []
-    for number in range(count):
+    writings = [Writing(ratio=1.0, delta_coded=False, bytes_per_s=speed)] * count
+    for number in {*achieved, *with_deltas}:
         plain_bytes, stored_bytes = achieved.get(number, (1, 1))
-        writings.append(
-            Writing(
-                ratio=plain_bytes / stored_bytes,
-                delta_coded=number in with_deltas,
-                bytes_per_s=speed,
-            )
+        writings[number] = Writing(
+            ratio=plain_bytes / stored_bytes,
+            delta_coded=number in with_deltas,
+            bytes_per_s=speed,
         )
     return writings

@@ -9,8 +9,9 @@ no run covers is as it was, and its rows stay.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from ckptflow.data.codec import Codec
 from ckptflow.data.extents import U64, covered, cut, gaps, look_up, overlay
 from ckptflow.data.frames import Encoding
-from ckptflow.data.scan import Kind
-from ckptflow.model import FILL, KEEP, DeltaLayer, DeltaOp, ExtentTable
+from ckptflow.data.scan import Kind, Runs
+from ckptflow.model import FILL, KEEP, DeltaOp, ExtentTable
 from ckptflow.store.memory import Memory, RegionDiff, Seen
+from ckptflow.store.planning.lines import Layers, NumberLine, OldLayers, Scattered, joined
 from ckptflow.store.planning.pieces import LOG, NOWHERE, OWN, PACK_MAX, Draft
 from ckptflow.store.planning.repeats import fold
 from ckptflow.store.planning.short_runs import NO_CELL, without_short_runs
@@ -63,34 +65,6 @@ class RegionEncoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
-    """The rows of one region: a bottom that gives bytes, and layers that change them."""
-
-    bottom: ExtentTable
-    deltas: tuple[tuple[DeltaOp, int, ExtentTable], ...] = ()  # Op and bytes of a word.
-
-    @property
-    def tables(self) -> list[ExtentTable]:
-        """The rows of each layer, the bottom one first."""
-        return [self.bottom, *(rows for _, _, rows in self.deltas)]
-
-    def with_tables(self, tables: Sequence[ExtentTable]) -> Layers:
-        """Return the same layers with other rows; those that change nothing are left out."""
-        bottom, *above = tables
-        deltas = [
-            (op, word, rows)
-            for (op, word, _), rows in zip(self.deltas, above, strict=True)
-            if rows.stored.any()
-        ]
-        return Layers(bottom, tuple(deltas))
-
-    @property
-    def kinds(self) -> tuple[DeltaLayer, ...]:
-        """The delta layers as a manifest lists them."""
-        return tuple(DeltaLayer(len(rows), op, word) for op, word, rows in self.deltas)
-
-
-@dataclass(frozen=True, slots=True)
 class _NewDeltas:
     """Ranges of one region that are stored as deltas: where, and on which layer."""
 
@@ -125,17 +99,15 @@ class Drafting:
             [pack.size_bytes / max(pack.plain_bytes, 1) for pack in memory.packs]
         )
         self._region_encodings = encodings
-        self._old = _old_layers(memory)
-        self._fresh = [_Scattered() for _ in diffs]  # Bottom rows in the place of old ones.
+        self._old = OldLayers(memory)
+        self._line = NumberLine([len(diff.region.data) for diff in diffs])
+        self._fresh = Scattered()  # Bottom rows in the place of old ones, on that line.
         self._deltas: dict[int, _NewDeltas] = {}
-        self._met: dict[int, _Scattered] = {}  # New places of cells, by position in the log.
-        self._known: dict[int, _OfRegions] = {}  # Per size of cell.
+        self._met: dict[int, Scattered] = {}  # New places of cells, by position in the log.
         # Per size of cell: regions, where in them, and rows that say `LOG`.
         self._own: list[tuple[int, NDArray[np.intp], U64, ExtentTable]] = []
-        for number, diff in enumerate(diffs):
-            self._take(number, diff)
-        for known in self._known.values():
-            self._take_known(known)
+        self._seen = {diff.cell_bytes: diff.seen for diff in diffs if diff.seen is not None}
+        self._take()
         self._settle()
 
     @property
@@ -145,50 +117,86 @@ class Drafting:
 
     def layers(self) -> list[Layers]:
         """Return the layers of each region."""
-        return [self._cover(number, diff) for number, diff in enumerate(self._diffs)]
+        start, rows = self._fresh.sorted()
+        edges = self._line.edges(start).tolist()
+        layers: list[Layers] = []
+        plain = []
+        for number, (diff, a, b) in enumerate(zip(self._diffs, edges, edges[1:], strict=False)):
+            name, old = diff.region.name, self._old.get(diff.region.name)
+            if (
+                a == b
+                and number not in self._deltas
+                and (self._old.size_of(name) == len(diff.region.data))
+            ):
+                layers.append(old)
+            elif old.deltas or number in self._deltas:
+                fresh = start[a:b] - self._line.start[number], rows.rows(a, b)
+                layers.append(self._cover(number, diff, *fresh))
+            else:
+                layers.append(old)
+                plain.append(number)
+        for number, bottom in self._bottoms(plain, start, rows):
+            layers[number] = Layers(fold(bottom, partial(self._again, number)))
+        return layers
 
-    def _take(self, number: int, diff: RegionDiff) -> None:
-        """Draft what the runs of one region ask for; known ones come later, all at once."""
-        if not len(diff.runs):
-            return
-        ratio, fresh = self._region_encodings[number].ratio, self._fresh[number]
-        runs = without_short_runs(diff.runs, ratio=ratio)
-        fill, known, new = (runs.kind == kind for kind in (Kind.FILL, Kind.KNOWN, Kind.NEW))
-        rows = ExtentTable(runs.length_bytes[fill], runs.ref[fill], _all(fill.sum(), FILL))
-        fresh.add(runs.start_bytes[fill], rows)
-        start, length, ref = runs.start_bytes[new], runs.length_bytes[new], runs.ref[new]
-        as_delta = self._deltas_of(number, diff, start, length)
-        start, length, ref = start[~as_delta], length[~as_delta], ref[~as_delta]
-        written, seen = self._write(number, start, length), diff.seen
-        if seen is None:
-            return
-        has_cell = ref != NO_CELL
-        met = self._met.setdefault(diff.cell_bytes, _Scattered())
-        met.add(seen.position(ref[has_cell]), written.take(has_cell))
-        if known.any():
-            columns = runs.start_bytes[known], seen.position(runs.ref[known])
-            of = self._known.setdefault(diff.cell_bytes, _OfRegions(seen))
-            of.add(number, columns[0], columns[1], runs.length_bytes[known])
+    def _take(self) -> None:
+        """Draft what the runs of all regions ask for."""
+        region, runs = self._runs()
+        is_fill, is_known, is_new = (
+            runs.kind == kind for kind in (Kind.FILL, Kind.KNOWN, Kind.NEW)
+        )
+        start = runs.start_bytes - self._line.start[region]
+        rows = ExtentTable(
+            runs.length_bytes[is_fill], runs.ref[is_fill], _all(is_fill.sum(), FILL)
+        )
+        self._fresh.add(runs.start_bytes[is_fill], rows)
+        as_delta = self._take_deltas(region, start, runs.length_bytes, is_new)
+        new = np.flatnonzero(is_new & ~as_delta)
+        written = self._write(region[new], start[new], runs.length_bytes[new])
+        cell_bytes = np.array([d.cell_bytes if d.seen else 0 for d in self._diffs], np.int64)
+        of_run = cell_bytes[region]
+        for size, seen in self._seen.items():
+            here = (of_run[new] == size) & (runs.ref[new] != NO_CELL)
+            self._met.setdefault(size, Scattered()).add(
+                seen.position(runs.ref[new][here]), written.take(here)
+            )
+        # Known ones all at once, when it is known where what is new will lie.
+        for size, seen in self._seen.items():
+            known = np.flatnonzero(is_known & (of_run == size))
+            log = seen.position(runs.ref[known])
+            self._take_known(seen, region[known], start[known], log, runs.length_bytes[known])
 
-    def _take_known(self, known: _OfRegions) -> None:
+    def _runs(self) -> tuple[NDArray[np.intp], Runs]:
+        """Return the runs of all regions, on the number line, and the region of each."""
+        some = [number for number, diff in enumerate(self._diffs) if len(diff.runs)]
+        runs = [self._diffs[number].runs for number in some]
+        counts = np.array([len(one) for one in runs], np.intp)
+        region = np.repeat(np.array(some, np.intp), counts)
+        start = joined([one.start_bytes for one in runs], np.uint64) + self._line.start[region]
+        length = joined([one.length_bytes for one in runs], np.uint64)
+        kind = joined([one.kind for one in runs], np.uint8)
+        ref = joined([one.ref for one in runs], np.uint64)
+        ratio = np.array([how.ratio for how in self._region_encodings], np.float64)
+        return region, without_short_runs(Runs(kind, start, length, ref), ratio=ratio[region])
+
+    def _take_known(
+        self, seen: Seen, region: NDArray[np.intp], start: U64, log: U64, length: U64
+    ) -> None:
         """Say where known cells of one size lie; those of this checkpoint wait for its log."""
-        seen = known.seen
-        region, start, log, length = known.columns()
+        if not len(log):
+            return
         of, skipped, rows = look_up(seen.extended(LOG), log, length)
         region, start, log = region[of], start[of] + skipped, log[of] + skipped
         there, own, lost = rows.pack < PACK_MAX, rows.pack == LOG, rows.pack == NOWHERE
         self._place(region[there], start[there], rows.take(there))
         self._own.append((seen.cell_bytes, region[own], start[own], rows.take(own)))
         # What is known but lies nowhere any more is written again, and found there from now on.
-        region, start, log, length = region[lost], start[lost], log[lost], rows.length[lost]
-        for here in _groups(region):
-            written = self._write(int(region[here.start]), start[here], length[here])
-            self._met.setdefault(seen.cell_bytes, _Scattered()).add(log[here], written)
+        written = self._write(region[lost], start[lost], rows.length[lost])
+        self._met.setdefault(seen.cell_bytes, Scattered()).add(log[lost], written)
 
     def _place(self, region: NDArray[np.intp], start: U64, rows: ExtentTable) -> None:
-        """Put rows of several regions, whose numbers rise, in the place of old ones."""
-        for here in _groups(region):
-            self._fresh[int(region[here.start])].add(start[here], rows.take(here))
+        """Put rows of several regions in the place of old ones."""
+        self._fresh.add(start + self._line.start[region], rows)
 
     def encoding_of(self, number: int, *, delta: bool = False) -> int:
         """Return the number of the encoding of a region; regions of one share frames."""
@@ -199,14 +207,28 @@ class Drafting:
             self.encodings.append(encoding)
         return self.encodings.index(encoding)
 
-    def _write(self, number: int, start: U64, length: U64) -> ExtentTable:
-        """Draft pieces of a region as they are; return rows for them, which are in place."""
+    def _write(self, region: NDArray[np.intp], start: U64, length: U64) -> ExtentTable:
+        """Draft pieces of regions as they are; return rows for them, which are in place."""
         if not len(start):
             return ExtentTable.of([])
-        position = self.draft.add(number, start, length, self.encoding_of(number))
+        numbers, which = np.unique(region, return_inverse=True)
+        encoding = np.array([self.encoding_of(number) for number in numbers.tolist()], np.intp)
+        position = self.draft.add(region, start, length, encoding[which])
         rows = ExtentTable(length, position, _all(len(position), OWN))
-        self._fresh[number].add(start, rows)
+        self._place(region, start, rows)
         return rows
+
+    def _take_deltas(
+        self, region: NDArray[np.intp], start: U64, length: U64, is_new: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Draft those of some new runs as deltas that can be; return which."""
+        as_delta = np.zeros(len(region), np.bool_)
+        for number, how in enumerate(self._region_encodings):
+            if how.delta is not None:
+                here = np.flatnonzero(is_new & (region == number))
+                diff = self._diffs[number]
+                as_delta[here] = self._deltas_of(number, diff, start[here], length[here])
+        return as_delta
 
     def _deltas_of(
         self, number: int, diff: RegionDiff, start: U64, length: U64
@@ -214,7 +236,7 @@ class Drafting:
         """Draft those of some ranges as deltas that can be; return which."""
         how, name = self._region_encodings[number], diff.region.name
         at_hand, old = self._memory.bytes_at_hand.get(name), self._old.get(name)
-        if how.delta is None or at_hand is None or old is None or diff.whole:
+        if how.delta is None or at_hand is None or name not in self._old or diff.whole:
             return np.zeros(len(start), np.bool_)
         level = np.zeros(len(start), np.intp)
         for height, (_, _, rows) in enumerate(old.deltas, 1):
@@ -252,19 +274,16 @@ class Drafting:
 
     def _settle(self) -> None:
         """Say where the cells of each log lie, and resolve rows that refer to this draft."""
-        for diff in self._diffs:
-            if diff.seen is not None and diff.cell_bytes not in self.logs:
-                self.logs[diff.cell_bytes] = self._log(diff.seen)
+        for cell_bytes, seen in self._seen.items():
+            self.logs[cell_bytes] = self._log(seen)
         for cell_bytes, numbers, begin, own in self._own:
             of, skipped, rows = look_up(self.logs[cell_bytes], own.source, own.length)
             region, start, is_there = numbers[of], begin[of] + skipped, rows.pack != NOWHERE
             self._place(region[is_there], start[is_there], rows.take(is_there))
-            region, start, length = region[~is_there], start[~is_there], rows.length[~is_there]
-            for here in _groups(region):
-                self._write(int(region[here.start]), start[here], length[here])
+            self._write(region[~is_there], start[~is_there], rows.length[~is_there])
 
     def _log(self, seen: Seen) -> ExtentTable:
-        met = self._met.get(seen.cell_bytes, _Scattered())
+        met = self._met.get(seen.cell_bytes, Scattered())
         start, rows = met.sorted()
         # The same lost cell may have been written twice; the first will do.
         end = np.maximum.accumulate(start + rows.length)
@@ -276,14 +295,9 @@ class Drafting:
         some = rows.length > 0
         return overlay(seen.extended(NOWHERE), (start + cut_off)[some], rows.take(some))
 
-    def _cover(self, number: int, diff: RegionDiff) -> Layers:
-        """Return the layers of one region."""
-        size = len(diff.region.data)
-        old = self._old.get(diff.region.name, Layers(ExtentTable.of([])))
-        is_as_before = not self._fresh[number].start and number not in self._deltas
-        if is_as_before and int(old.bottom.length.sum()) == size:
-            return old
-        start, rows = self._fresh[number].sorted()
+    def _cover(self, number: int, diff: RegionDiff, start: U64, rows: ExtentTable) -> Layers:
+        """Return the layers of one region with deltas, given its fresh rows."""
+        size, old = len(diff.region.data), self._old.get(diff.region.name)
         kept_start, kept_length = gaps(start, rows.length, size)
         old_start, old_rows = cut(old.bottom, kept_start, kept_length)
         order = np.argsort(np.concatenate([old_start, start]))
@@ -291,10 +305,35 @@ class Drafting:
         assert int(bottom.length.sum()) == size, "what is not covered is as it was"
         deltas = self._delta_layers(number, old, start, rows.length, size)
         whole = not any((table.pack != KEEP).any() for _, _, table in deltas)
-        bottom = fold(
-            bottom, lambda at, length: self._again(number, at, length) if whole else None
-        )
+        bottom = fold(bottom, partial(self._again, number) if whole else lambda _at, _n: None)
         return Layers(bottom, tuple(deltas))
+
+    def _bottoms(
+        self, numbers: Sequence[int], start: U64, rows: ExtentTable
+    ) -> Iterator[tuple[int, ExtentTable]]:
+        """Yield some regions without deltas, and the rows that cover each, given fresh ones."""
+        if not numbers:
+            return
+        diffs = [self._diffs[number] for number in numbers]
+        line = NumberLine([len(diff.region.data) for diff in diffs])
+        old = self._old.bottoms([(diff.region.name, len(diff.region.data)) for diff in diffs])
+        place = np.full(len(self._diffs), -1, np.intp)
+        place[numbers] = np.arange(len(numbers))
+        region = self._line.of(start)
+        here = place[region] >= 0
+        start = (start - self._line.start[region] + line.start[place[region]])[here]
+        rows = rows.take(here)
+        old_start, old_rows = cut(old, *gaps(start, rows.length, line.size_bytes))
+        is_there = old_rows.pack != NOWHERE
+        start = np.concatenate([old_start[is_there], start])
+        order = np.argsort(start, kind="stable")
+        bottom = ExtentTable.of([old_rows.take(is_there), rows]).take(order)
+        edges = line.edges(start[order])
+        covered_bytes = np.add.reduceat(np.append(bottom.length, np.uint64(0)), edges[:-1])
+        covered_bytes[np.diff(edges) == 0] = 0
+        assert (covered_bytes == line.length).all(), "what is not covered is as it was"
+        for number, (a, b) in zip(numbers, itertools.pairwise(edges.tolist()), strict=True):
+            yield number, bottom.rows(a, b)
 
     def _again(self, number: int, start: U64, length: U64) -> U64:
         """Draft what is in the state at some places, once more; return the positions."""
@@ -319,69 +358,6 @@ class Drafting:
                 table = overlay(table, new.start[here], delta)
             result.append((op, word, table))
         return result
-
-
-@dataclass(slots=True)
-class _Scattered:
-    """Rows at places, in no order."""
-
-    start: list[U64]
-    rows: list[ExtentTable]
-
-    def __init__(self) -> None:
-        self.start, self.rows = [], []
-
-    def add(self, start: U64, rows: ExtentTable) -> None:
-        if len(start):
-            self.start.append(start)
-            self.rows.append(rows)
-
-    def sorted(self) -> tuple[U64, ExtentTable]:
-        start = np.concatenate([np.empty(0, np.uint64), *self.start])
-        order = np.argsort(start, kind="stable")
-        return start[order], ExtentTable.of(self.rows).take(order)
-
-
-class _OfRegions:
-    """Runs of known cells of one size, of all regions: one look-up serves them all."""
-
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
-        self._region: list[NDArray[np.intp]] = []
-        self._start: list[U64] = []
-        self._log: list[U64] = []
-        self._length: list[U64] = []
-
-    def add(self, region: int, start: U64, log: U64, length: U64) -> None:
-        """Add runs of a region: where they are, in it and in the log."""
-        self._region.append(np.full(len(start), region, np.intp))
-        self._start.append(start)
-        self._log.append(log)
-        self._length.append(length)
-
-    def columns(self) -> tuple[NDArray[np.intp], U64, U64, U64]:
-        """Return the region of each run, which rises, and what was told of it."""
-        start, log, length = map(np.concatenate, (self._start, self._log, self._length))
-        return np.concatenate(self._region), start, log, length
-
-
-def _groups(region: NDArray[np.intp]) -> list[slice]:
-    """Return the rows of each region."""
-    edges = np.flatnonzero(np.diff(region, prepend=-1, append=-1))
-    return [slice(a, b) for a, b in itertools.pairwise(edges.tolist())]
-
-
-def _old_layers(memory: Memory) -> dict[str, Layers]:
-    if memory.of is None:
-        return {}
-    result = {}
-    for entry, tables in zip(memory.of.regions, memory.of.region_layers(), strict=True):
-        deltas = [
-            (layer.op, layer.word_bytes, rows)
-            for layer, rows in zip(entry.deltas, tables[1:], strict=True)
-        ]
-        result[entry.name] = Layers(tables[0], tuple(deltas))
-    return result
 
 
 def _resized(rows: ExtentTable, size: int) -> ExtentTable:

@@ -83,8 +83,11 @@ class _FirstPlaces:
             length.append(diff.runs.length_bytes[new])
             start.append(diff.runs.start_bytes[new])
             region.append(np.full(int(new.sum()), number, np.intp))
-        self._log, self._length = np.concatenate(log), np.concatenate(length)
-        self._start, self._region = np.concatenate(start), np.concatenate(region)
+        # Small regions are numbered all together, before the others.
+        order = np.argsort(np.concatenate(log), kind="stable")
+        self._log, self._length, self._start, self._region = (
+            np.concatenate(column)[order] for column in (log, length, start, region)
+        )
 
     def find(
         self, log: U64, length: U64

@@ -20,7 +20,8 @@ from ckptflow.data.frames import RAW, Encoding
 from ckptflow.data.pack import PackPlan
 from ckptflow.model import ExtentTable
 from ckptflow.store.memory import Memory, RegionDiff
-from ckptflow.store.planning.drafting import DeltaBounds, Drafting, Layers, RegionEncoding
+from ckptflow.store.planning.drafting import DeltaBounds, Drafting, RegionEncoding
+from ckptflow.store.planning.lines import Layers
 from ckptflow.store.planning.pieces import PACK_MAX, Draft, Placed
 from ckptflow.store.planning.wear import Worn, outworn
 

@@ -6,6 +6,7 @@ Nothing is written. The memory's logs are extended; who gives up must roll them 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+import numpy as np
 
 from ckptflow.data import merkle
 from ckptflow.data.buffers import byte_view
@@ -56,18 +59,21 @@ class Plan:
     @property
     def entries(self) -> tuple[RegionEntry, ...]:
         """The regions as the manifest names them."""
+        chunks = [diff.changes.chunks for diff in self.diffs]
+        edges = [0, *itertools.accumulate(map(len, chunks))]
+        roots = merkle.roots(np.concatenate([merkle.NO_DIGESTS, *chunks]), edges)
         return tuple(
             RegionEntry(
                 name=diff.region.name,
                 size_bytes=len(diff.region.data),
-                root=merkle.root(diff.changes.chunks),
+                root=root,
                 extent_count=len(layers.bottom),
                 deltas=layers.kinds,
                 encoding=encoding.reasons,
                 cell_bytes=0 if diff.cell_bytes == self.chunk_bytes else diff.cell_bytes,
             )
-            for diff, encoding, layers in zip(
-                self.diffs, self.encodings, self.layout.regions, strict=True
+            for diff, root, encoding, layers in zip(
+                self.diffs, roots, self.encodings, self.layout.regions, strict=True
             )
         )
 

@@ -8,6 +8,7 @@ Beside new bytes, which have a row anyway, a short run is cheaper as some more o
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptflow.data.scan import Kind, Runs
 
@@ -16,14 +17,14 @@ SHORT_BYTES_MAX = 256  # What is longer may be part of a period, which costs not
 NO_CELL = np.uint64(2**64 - 1)  # In ``ref``: bytes that are new only because that is cheaper.
 
 
-def without_short_runs(runs: Runs, *, ratio: float) -> Runs:
+def without_short_runs(runs: Runs, *, ratio: float | NDArray[np.float64]) -> Runs:
     """Return runs of which none is shorter than its row is worth, if it touches new bytes.
 
     Args:
-        runs: of one region.
-        ratio: plain over stored bytes, expected of its new bytes.
+        runs: of one region; or of several that lie apart.
+        ratio: plain over stored bytes, expected of the new bytes, for all runs or for each.
     """
-    least = min(SHORT_BYTES_MAX, ROW_BYTES * ratio)
+    least = np.minimum(SHORT_BYTES_MAX, ROW_BYTES * np.asarray(ratio))
     short = (runs.length_bytes < least) & (runs.kind != Kind.NEW)
     if not short.any():
         return runs

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ckptflow.data.extents import U64, look_up, merge, overlay, starts_of, union
 from ckptflow.model import KEEP, ExtentTable
-from ckptflow.store.planning.drafting import GATHERED, Layers
+from ckptflow.store.planning.drafting import GATHERED
+from ckptflow.store.planning.lines import Layers
 from ckptflow.store.planning.pieces import NOWHERE, OWN, Draft
 from ckptflow.units import MIB
 
