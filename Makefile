@@ -96,6 +96,7 @@ $(VENV)/.dev: $(VENV)/.created $(SOURCES)
 
 $(VENV)/.torch-yes: $(VENV)/.dev
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) torchdata
 	@touch $@
 
 $(VENV)/.torch-no:

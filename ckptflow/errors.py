@@ -23,6 +23,7 @@ CheckpointError
     ├── Preempted               state is saved; run the task again to go on
     ├── TaskExited              the task called sys.exit or was interrupted
     ├── RemoteTaskError         the task raised something this side cannot import
+    ├── LoaderFailed            what loads its data has died, or does not answer
     └── RunLocked               another process is running this workflow
 
 Each class has a ``kind``, stable across versions, used in logs, in JSON and in the exit
@@ -226,6 +227,12 @@ class RemoteTaskError(WorkflowError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),), vars(self))
+
+
+class LoaderFailed(WorkflowError):
+    """A process that loads the task's data has died, or gave no batch within its timeout."""
+
+    kind = "loader"
 
 
 class RunLocked(WorkflowError):

@@ -12,9 +12,11 @@ puts the state together once the bytes are there. What it does where:
   filled in place, it stays; else a new one takes its place. No ``__init__`` or
   ``__post_init__`` runs: fields are set, other attributes are taken over from the old one.
 * An object with ``state_dict`` gets its arrays filled in place, then ``load_state_dict`` with
-  a rebuilt dict. A torch module must agree key by key. Of other objects, an optimizer say,
-  parts without arrays are theirs to judge; None or an empty container on either side fits
-  anything, and dicts keyed by numbers, one entry a parameter, may have other keys.
+  a rebuilt dict. If its state has no arrays and it has ``state_mismatch``, that is asked before
+  anything has changed what speaks against the state: a text, or None. A torch module must
+  agree key by key. Of other objects, an optimizer say, parts without arrays are theirs to
+  judge; None or an empty container on either side fits anything, and dicts keyed by numbers,
+  one entry a parameter, may have other keys.
 
 ``tests/unit/test_regions.py`` and ``test_regions_torch.py`` keep it true.
 """
@@ -354,6 +356,8 @@ class Fit:
             return self.node(node[1], ABSENT, path, mode)
         if not is_stateful(target):
             return self._differ(node, target, path, mode)
+        if (problem := self._object_refuses(node[1], target, path)) is not None:
+            return self.refuse(path, problem)
         inner = Mode.MODULE if torch_arrays.is_module(target) else Mode.OBJECT
         state = self.node(node[1], target.state_dict(), path, inner)
 
@@ -362,6 +366,16 @@ class Fit:
             return target
 
         return build
+
+    def _object_refuses(self, node: Node, target: Any, path: str | None) -> str | None:
+        """Return what an object that can tell has against a state without arrays."""
+        ask = getattr(target, "state_mismatch", None)
+        if not callable(ask) or not is_self_contained(node):
+            return None
+        refused = len(self.mismatches)
+        state = self.node(node, ABSENT, path)
+        problem: str | None = ask(state()) if len(self.mismatches) == refused else None
+        return problem
 
 
 _FITS: dict[str, Callable[[Fit, list[Any], Any, str | None, Mode], Build]] = {

@@ -132,7 +132,10 @@ def test_words_with_three_meanings_are_not_used() -> None:
 
 
 def test_epoch_means_a_training_epoch_only() -> None:
-    assert grep(MODULES, r"(?i)\bepochs?\b") == []
+    about_training = {PACKAGE / "testing" / "exactly_once.py"}
+    about_training |= set((PACKAGE / "data" / "samples").glob("*.py"))
+    others = [path for path in MODULES if path not in about_training]
+    assert grep(others, r"(?i)\bepochs?\b") == []
 
 
 def test_job_is_a_word_of_the_scheduler() -> None:
