@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-import numpy as np
-
 from ckptflow.data import merkle
 from ckptflow.data.buffers import byte_view
 from ckptflow.data.encoding import Goal

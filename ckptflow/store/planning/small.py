@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import Bytes, U64s
+from ckptflow.data.digest import chunk_count
 from ckptflow.data.extents import ramps
 from ckptflow.data.scan import Changes, Kind, Runs, collect_runs
 from ckptflow.errors import TornCapture
@@ -50,8 +51,10 @@ def diff_small(
         state_bytes: of all regions, also of those that are not small.
 
     Raises:
+        ConfigError: there are no such chunks.
         TornCapture: bytes that changed do not have the digests they were captured with.
     """
+    chunk_count(0, chunk_bytes)  # Refuses what no chunks can be.
     given = [region.digests is not None for region in regions]
     if any(given) and not all(given):
         parts = [
@@ -120,8 +123,8 @@ class _Pieces:
         )
         if torn < count:
             raise TornCapture(
-                f"Bytes {int(self._number[torn]) * self._chunk_bytes} and following of a region "
-                f"are not those that were digested.",
+                f"Bytes {int(self._number[torn]) * self._chunk_bytes} and following of a "
+                f"region are not those that were digested.",
                 (self._regions[int(self._of[torn])].name,),
             )
         return digests, kind, pattern
