@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,6 +35,7 @@ class Capturing:
         packing: how checkpoints are compared and stored.
         rng: whether random states are part of them.
         budget_bytes: for snapshots; ``None``: a part of what is available.
+        on_waited: told for how long the application had to wait for a capture, in seconds.
 
     Attributes:
         capturer: takes the snapshots.
@@ -47,6 +49,7 @@ class Capturing:
         *,
         rng: bool,
         budget_bytes: int | None,
+        on_waited: Callable[[float], None],
     ) -> None:
         rules = parse_capture(capture)
         self.capturer = Capturer(
@@ -55,7 +58,7 @@ class Capturing:
             chunk_bytes=packing.chunk_bytes,
             keeps_parent=packing.keeps_parent,
         )
-        self._rng = rng
+        self._rng, self._on_waited = rng, on_waited
         self._acts: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -64,7 +67,7 @@ class Capturing:
         )
         thread.start()
         self._end = weakref.finalize(self, self._acts.put, None)
-        self._steps = Steps(objects if rules.may_be_lazy else {}, self._idle.wait)
+        self._steps = Steps(objects if rules.may_be_lazy else {}, self.wait)
         self.capturer.lazy_addresses = self._steps.addresses
         if objects:
             self.prepare(objects)
@@ -105,7 +108,11 @@ class Capturing:
 
     def wait(self) -> None:
         """Wait until the application may change its state."""
+        if self._idle.is_set():
+            return
+        began_s = time.monotonic()
         self._idle.wait()
+        self._on_waited(time.monotonic() - began_s)
 
     def close(self) -> None:
         """Finish, leave the optimizers alone, and let the thread end."""

@@ -14,14 +14,13 @@ from ckptflow.policy.failures import daly_interval_s, young_interval_s
 from ckptflow.policy.interval import (
     EverySeconds,
     EverySteps,
-    Interval,
     Never,
     OverheadAtMost,
-    Progress,
     YoungDaly,
     parse_interval,
 )
 from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.progress import Interval, Progress
 from ckptflow.policy.quota import fair_shares
 from ckptflow.policy.retention import BestOf, Candidate, Retention, parse_retention, retain
 

@@ -11,16 +11,14 @@ from ckptflow.errors import ConfigError
 from ckptflow.policy.failures import daly_interval_s, young_interval_s
 from ckptflow.policy.interval import (
     DEFAULT_INTERVAL,
-    Decision,
     EverySeconds,
     EverySteps,
-    Interval,
     Never,
     OverheadAtMost,
-    Progress,
     YoungDaly,
     parse_interval,
 )
+from ckptflow.policy.progress import Decision, Interval, Progress
 
 MINUTE, HOUR = 60.0, 3600.0
 
