@@ -160,14 +160,14 @@ class Pace:
             "blocked_s": profile.blocked_s,
             "busy_s": profile.busy_s,
             "slowdown": profile.slowdown,
-            "step_s": self._times.idle_s,
             "durable_s": profile.durable_s,
         }
+        observed_s = self._observed_s + self._clock() - self._began
         return {
             "measured_on": self._measured_on,
-            "observed_s": self._observed_s + self._clock() - self._began,
             "interruptions": self._interruptions,
-            **{name: value for name, value in estimates.items() if value is not None},
+            "observed_s": _rounded(observed_s),
+            **{name: _rounded(value) for name, value in estimates.items() if value is not None},
         }
 
     def _take_over(self, kept: Mapping[str, Any]) -> None:
@@ -187,7 +187,11 @@ class Pace:
             if name in number:
                 estimate.add(number[name])
         if "slowdown" in number:
-            self._times.comparisons.append(Comparison(number["slowdown"], 0.0, 1))
+            self._times.learn(Comparison(number["slowdown"], error=0.0, count=1))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _is_time(value: object) -> bool:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,7 @@ def surroundings(tiers: Sequence[Tier], *, world: int = 1) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+@cache
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     try:
         lines = cpuinfo.read_text().splitlines()

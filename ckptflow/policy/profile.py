@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, median_low, pstdev
+from statistics import median, median_low
 
 MEASUREMENTS = 32  # As many are kept of each kind.
 _QUICK, _USUAL = 3, 8  # Newest measurements whose medians are looked at.
@@ -33,7 +33,7 @@ _COMPARISONS = 64
 _EXTREME = 8  # One in so many is left out at either end, one at least.
 _PAUSE = 3.0  # A step counts at most so many times the median of its kind.
 _OTHER_SPEED = 0.2  # Idle steps that differ by more, and by more than noise, tell of a change.
-_SURE = 2.0  # Standard errors.
+_SURE, _VERY_SURE = 2.0, 3.0  # Standard errors.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,8 @@ class StepTimes:
         self._busy: deque[float] = deque(maxlen=_BUSY)
         self._after: list[float] = []
         self._met = False  # Whether a comparison was tried at all.
-        self.comparisons: deque[Comparison] = deque(maxlen=_COMPARISONS)
+        self._comparisons: deque[Comparison] = deque(maxlen=_COMPARISONS)
+        self.slowdown = 0.0  # By what part steps are longer with a save in flight.
 
     def add(self, duration_s: float, *, busy: bool) -> None:
         """Take the time of a step; ``busy``: a save was in flight during some of it."""
@@ -170,20 +171,6 @@ class StepTimes:
         enough = _WAIT_AFTER if self._met else _WAIT_FIRST
         return _AFTER - len(self._after) if len(self._busy) >= enough else 0
 
-    @property
-    def slowdown(self) -> float:
-        """By what part steps are longer with a save in flight; never negative.
-
-        The mean of the comparisons, without the smallest and the largest. It is more if the
-        newest is sure of more, up to twice as much, or if two of the newest three are.
-        """
-        known = tuple(self.comparisons)
-        if not known:
-            return 0.0
-        mean = max(0.0, _middle_mean(known))
-        sure = [one.slowdown - _SURE * one.error for one in known[-_QUICK:]]
-        return max(mean, min(sure[-1], 2 * mean), median_low(sure))
-
     def _compare(self) -> None:
         """Judge the steps in flight, unless the loop has changed its speed meanwhile."""
         before, busy, after = list(self._before), list(self._busy), self._after
@@ -199,18 +186,35 @@ class StepTimes:
             return
         count = len(before) + len(after)
         error = spread / usual * math.sqrt(1 / len(busy) + 1 / count)
-        self.comparisons.append(Comparison(_level(busy) / usual - 1, error, len(busy)))
+        self.learn(Comparison(_level(busy) / usual - 1, error, len(busy)))
+
+    def learn(self, comparison: Comparison) -> None:
+        """Take a comparison, made here or by an attempt before."""
+        self._comparisons.append(comparison)
         self._forget()
+        self.slowdown = _slowdown(tuple(self._comparisons))
 
     def _forget(self) -> None:
-        """Forget what was before, if the newest five together are surely clearly below it."""
-        known = tuple(self.comparisons)
+        """Forget what was before, if the mean of the newest five surely lies clearly below."""
+        known = tuple(self._comparisons)
         older, newest = known[:-_IN_A_ROW], known[-_IN_A_ROW:]
         if not older:
             return
-        error = math.sqrt(fmean(one.error**2 for one in newest) / len(newest))
-        if _middle_mean(newest) + _SURE * error < _CHEAPER * _middle_mean(older):
-            self.comparisons = deque(newest, _COMPARISONS)
+        at_most = _middle_mean(newest) + _VERY_SURE * _mean_error(newest)
+        if at_most < _CHEAPER * _middle_mean(older):
+            self._comparisons = deque(newest, _COMPARISONS)
+
+
+def _slowdown(known: Sequence[Comparison]) -> float:
+    """Return by what part steps are longer with a save in flight; never negative.
+
+    The mean of the comparisons, without the smallest and the largest, and its standard error
+    on top: what is not known well is taken for dear. It is more if the newest is sure of more,
+    up to twice as much, or if two of the newest three are.
+    """
+    mean = max(0.0, _middle_mean(known) + _mean_error(known))
+    sure = [one.slowdown - _SURE * one.error for one in known[-_QUICK:]]
+    return max(mean, min(sure[-1], 2 * mean), median_low(sure))
 
 
 def _middle_mean(comparisons: Sequence[Comparison]) -> float:
@@ -219,17 +223,23 @@ def _middle_mean(comparisons: Sequence[Comparison]) -> float:
     out = max(1, len(known) // _EXTREME) if len(known) > 2 else 0
     known = known[out : len(known) - out]
     count = sum(one.count for one in known)
-    return math.fsum(one.slowdown * one.count for one in known) / count
+    return sum(one.slowdown * one.count for one in known) / count
+
+
+def _mean_error(comparisons: Sequence[Comparison]) -> float:
+    return math.sqrt(sum(one.error**2 for one in comparisons)) / len(comparisons)
 
 
 def _level(steps: Sequence[float]) -> float:
     """Return the mean; a pause of the loop (a validation, a file) is cut to a long step."""
     longest = _PAUSE * median(steps)
-    return fmean(min(one, longest) for one in steps)
+    return sum(min(one, longest) for one in steps) / len(steps)
 
 
 def _spread(steps: Sequence[float]) -> float:
+    """Return the standard deviation, likewise; 0 of fewer than two."""
     if len(steps) < 2:
         return 0.0
-    longest = _PAUSE * median(steps)
-    return pstdev([min(one, longest) for one in steps])
+    longest, level = _PAUSE * median(steps), _level(steps)
+    squares = sum((min(one, longest) - level) ** 2 for one in steps)
+    return math.sqrt(squares / (len(steps) - 1))
