@@ -27,8 +27,8 @@ class Pace:
 
     Args:
         clock: seconds that only grow.
-        measured_on: machine, storage and size of the job, in short; estimates from elsewhere
-            are not taken over.
+        measured_on: machine, storage and number of processes, in short; estimates from
+            elsewhere are not taken over.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Pace:
         self._flying = False  # Whether a save was in flight at that moment, or came after it.
         self._times, self._is_first_step = StepTimes(), True
         self._blocked, self._busy, self._durable = Measured(), Measured(), Measured()
+        self._between = Measured()
         self._blocked_now_s = self._busy_now_s = self._blocked_in_step_s = 0.0
         self._blocked_s = 0.0
         self._observed_s, self._interruptions = 0.0, 0  # Of the attempts before.
@@ -89,6 +90,7 @@ class Pace:
         if self.saves:  # What the one before has cost is known now.
             self._blocked.add(self._blocked_now_s)
             self._busy.add(self._busy_now_s)
+            self._between.add(max(0.0, self._clock() - self._last_save - blocked_s))
         self.last_step, self.saves = step, self.saves + 1
         self._blocked_now_s, self._busy_now_s, self._flying = blocked_s, 0.0, True
         self._blocked_s += blocked_s
@@ -115,6 +117,11 @@ class Pace:
     def durable_s(self) -> float | None:
         """Estimate of the time from a save to its being durable."""
         return self._durable.expected()
+
+    @property
+    def between_s(self) -> float | None:
+        """Estimate of the time between two saves, without what they block in `save`."""
+        return self._between.expected()
 
     def profile(self) -> Profile:
         """Return the estimates as they are now."""

@@ -21,7 +21,7 @@ _GIB = 1 << 30
 
 
 def surroundings(tiers: Sequence[Tier], *, world: int = 1) -> str:
-    """Return 16 hex digits for the kind of machine, the tiers, and the size of the job.
+    """Return 16 hex digits for the kind of machine, the tiers, and how many save together.
 
     Two nodes of one kind have the same: host names do not count, but the processor, the number
     of cores that this process may use, and the memory, to a GiB.

@@ -125,6 +125,13 @@ def test_a_step_that_begins_or_ends_in_flight_is_no_idle_one(pace: Pace, clock: 
     assert pace.profile().slowdown == pytest.approx(1.0)
 
 
+def test_the_time_between_saves_is_without_what_they_block(pace: Pace, clock: Clock) -> None:
+    assert pace.between_s is None
+    for number in range(3):
+        a_save(pace, clock, 10 * number, blocked_s=0.5, busy_s=1.0)
+    assert pace.between_s == pytest.approx(4.0)
+
+
 # --- from attempt to attempt -----------------------------------------------------------
 
 
@@ -258,7 +265,7 @@ def test_damage_of_it_is_harmless() -> None:
         assert "measures" in ckpt.decide(4).reason
 
 
-def test_surroundings_are_machine_tiers_and_size_of_the_job(tmp_path: Path) -> None:
+def test_surroundings_are_machine_tiers_and_number_of_processes(tmp_path: Path) -> None:
     disk, folder = MemoryTier("disk"), PosixTier(tmp_path, name="disk", level=1)
     same = surroundings([MemoryTier("disk")])
     assert surroundings([disk]) == same
