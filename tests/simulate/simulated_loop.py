@@ -81,7 +81,7 @@ class Loop:
         mtbf_s: mean time between failures; ``None``: there are none.
         restart_s: from a failure until the loop computes again.
         in_flight_limit: how many saves may be in flight; storage writes one after another.
-        step_took: told of the time of each step.
+        step_took: told of the time from each step end to the next, saves included.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Loop:
         self.random, self.weather = random.Random(seed), random.Random(seed + 1)
         self.mtbf_s, self.restart_s, self.limit = mtbf_s, restart_s, in_flight_limit
         self.step_took = step_took
-        self.now_s, self.step, self.work_s = 0.0, 0, 0.0
+        self.now_s, self.step, self.work_s, self.blocked_s = 0.0, 0, 0.0, 0.0
         self.flying: list[tuple[float, float, int, float, dict[str, object]]] = []
         self.durable: tuple[int | None, float, dict[str, object]] = (None, 0.0, {})
         self.pace = self._new_pace()
@@ -128,7 +128,7 @@ class Loop:
         self.now_s = end_s
         self._land()
         self.step, self.work_s = self.step + 1, self.work_s + base_s
-        self.step_took(end_s - began_s)
+        self.step_took(end_s - began_s + self.blocked_s)
         self.pace.step_done(self.step, in_flight=len(self.flying))
         decision = self.rule.decide(
             self.pace.progress(
@@ -136,8 +136,9 @@ class Loop:
             )
         )
         self.result.decisions.append(decision)
-        blocked_s = self._save(now) if decision.due and self.now_s < failure_s else 0.0
-        spent = Spent(self.now_s, base_s, end_s - began_s - base_s, blocked_s)
+        due = decision.due and self.now_s < failure_s
+        self.blocked_s = self._save(now) if due else 0.0
+        spent = Spent(self.now_s, base_s, end_s - began_s - base_s, self.blocked_s)
         self.result.spent.append(spent)
 
     def _save(self, now: Conditions) -> float:
