@@ -39,6 +39,7 @@ class Capturing:
 
     Attributes:
         capturer: takes the snapshots.
+        wait: returns when the application may change its state.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Capturing:
             chunk_bytes=packing.chunk_bytes,
             keeps_parent=packing.keeps_parent,
         )
-        self._rng, self._on_waited = rng, on_waited
+        self._rng = rng
         self._acts: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -67,6 +68,7 @@ class Capturing:
         )
         thread.start()
         self._end = weakref.finalize(self, self._acts.put, None)
+        self.wait = partial(_wait, self._idle, on_waited)  # Optimizers keep it, but not us.
         self._steps = Steps(objects if rules.may_be_lazy else {}, self.wait)
         self.capturer.lazy_addresses = self._steps.addresses
         if objects:
@@ -106,19 +108,18 @@ class Capturing:
         self._idle.clear()
         self._acts.put(act)
 
-    def wait(self) -> None:
-        """Wait until the application may change its state."""
-        if self._idle.is_set():
-            return
-        began_s = time.monotonic()
-        self._idle.wait()
-        self._on_waited(time.monotonic() - began_s)
-
     def close(self) -> None:
         """Finish, leave the optimizers alone, and let the thread end."""
         self.wait()
         self._steps.remove()
         self._end()
+
+
+def _wait(idle: threading.Event, on_waited: Callable[[float], None]) -> None:
+    if not idle.is_set():
+        began_s = time.monotonic()
+        idle.wait()
+        on_waited(time.monotonic() - began_s)
 
 
 def _work(acts: queue.SimpleQueue[Act | None]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckptflow.policy.capture import in_flight
 from ckptflow.policy.failures import estimated_mtbf_s
 from ckptflow.policy.profile import Comparison, Measured, Profile, StepTimes
 from ckptflow.policy.progress import Progress
@@ -119,9 +120,9 @@ class Pace:
         return self._durable.expected()
 
     @property
-    def between_s(self) -> float | None:
-        """Estimate of the time between two saves, without what they block in `save`."""
-        return self._between.expected()
+    def in_flight(self) -> int:
+        """How many snapshots may be in flight, as saves go."""
+        return in_flight(self.durable_s, self._between.expected())
 
     def profile(self) -> Profile:
         """Return the estimates as they are now."""

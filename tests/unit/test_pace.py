@@ -16,6 +16,7 @@ from ckptflow.checkpointer import Checkpointer
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.model import CheckpointId
+from ckptflow.policy.capture import IN_FLIGHT_FIRST
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
 
@@ -125,11 +126,16 @@ def test_a_step_that_begins_or_ends_in_flight_is_no_idle_one(pace: Pace, clock: 
     assert pace.profile().slowdown == pytest.approx(1.0)
 
 
-def test_the_time_between_saves_is_without_what_they_block(pace: Pace, clock: Clock) -> None:
-    assert pace.between_s is None
+def test_as_many_snapshots_as_saves_begin_while_one_is_written(
+    pace: Pace, clock: Clock
+) -> None:
+    assert pace.in_flight == IN_FLIGHT_FIRST
     for number in range(3):
-        a_save(pace, clock, 10 * number, blocked_s=0.5, busy_s=1.0)
-    assert pace.between_s == pytest.approx(4.0)
+        a_save(pace, clock, 10 * number, blocked_s=0.5, busy_s=1.0)  # Every 4 s, each for 1 s.
+    assert pace.in_flight == 2
+    pace.durable(11.0)
+    pace.durable(11.0)
+    assert pace.in_flight == 1 + 3
 
 
 # --- from attempt to attempt -----------------------------------------------------------
