@@ -187,7 +187,11 @@ def test_several_in_flight_and_storage_that_writes_one_after_another() -> None:
     ("mtbf_s", "conditions"),
     [
         (HOUR, Conditions(step_s=10.0, blocked_s=0.2, persist_s=3.0, slowdown=0.1)),
-        (3 * HOUR, Conditions(step_s=20.0, blocked_s=5.0, persist_s=30.0, slowdown=0.05)),
+        pytest.param(
+            3 * HOUR,
+            Conditions(step_s=20.0, blocked_s=5.0, persist_s=30.0, slowdown=0.05),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_goodput_is_that_of_the_best_fixed_choice(
