@@ -19,9 +19,10 @@ def main(store: str, every: str) -> None:
         while True:
             state["i"] += 1
             state["w"] += np.sin(state["w"] + state["i"])
-            reason = ckpt.decide(state["i"]).reason
-            if ckpt.step(state["i"], state) is not None:
-                sys.stdout.write(json.dumps([state["i"], reason]) + "\n")
+            decision = ckpt.decide(state["i"])
+            if decision.due:
+                ckpt.save(state["i"], state)
+                sys.stdout.write(json.dumps([state["i"], decision.reason]) + "\n")
                 sys.stdout.flush()
 
 
