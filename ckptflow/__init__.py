@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from ckptflow.policy.interval import (
         EverySeconds,
         EverySteps,
-        Interval,
         Never,
         OverheadAtMost,
         YoungDaly,
     )
+    from ckptflow.policy.progress import Interval
     from ckptflow.policy.retention import BestOf, Retention
+    from ckptflow.policy.tuned import Tuned
     from ckptflow.site import Site, load, load_site
     from ckptflow.store.packing import Packing
     from ckptflow.tiers.memory import MemoryTier
@@ -45,7 +46,7 @@ _HOMES = {
     "EverySteps": "policy.interval",
     "Export": "model",
     "Flushing": "flush.options",
-    "Interval": "policy.interval",
+    "Interval": "policy.progress",
     "MemoryTier": "tiers.memory",
     "Never": "policy.interval",
     "OverheadAtMost": "policy.interval",
@@ -56,6 +57,7 @@ _HOMES = {
     "Site": "site",
     "Ticket": "checkpointer.ticket",
     "Tier": "tiers.tier",
+    "Tuned": "policy.tuned",
     "YoungDaly": "policy.interval",
     "attach": "workflow.apps",
     "bash_app": "workflow.apps",
@@ -88,6 +90,7 @@ __all__ = [
     "Site",
     "Ticket",
     "Tier",
+    "Tuned",
     "YoungDaly",
     "attach",
     "bash_app",

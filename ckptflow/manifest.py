@@ -133,6 +133,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
         "created": manifest.created,
         "writer": manifest.writer,
         "metrics": {name: _number(value) for name, value in manifest.metrics.items()},
+        **({"pace": dict(manifest.pace)} if manifest.pace else {}),
         "root": manifest.root.hex(),
         "state_bytes": manifest.state_bytes,
         "chunk": manifest.chunk_bytes,
@@ -203,9 +204,15 @@ def _manifest(document: dict[str, Any], extents: ExtentTable) -> Manifest:
         regions=tuple(_region(region, document["chunk"]) for region in document["regions"]),
         extents=extents,
         structure=document["structure"],
+        pace=_pace(document.get("pace")),
     )
     check_extents(manifest)
     return manifest
+
+
+def _pace(value: Any) -> dict[str, Any]:
+    # It is advice: nonsense in it is no reason to refuse a checkpoint.
+    return value if isinstance(value, dict) else {}
 
 
 def _pack(entry: dict[str, Any]) -> PackRef:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -263,6 +263,7 @@ class Manifest:
     regions: tuple[RegionEntry, ...]
     extents: ExtentTable
     structure: Any  # JSON-like; the grammar is data.tree's.
+    pace: Mapping[str, Any] = field(default_factory=dict)  # Estimates, for the next attempt.
 
     @property
     def state_bytes(self) -> int:

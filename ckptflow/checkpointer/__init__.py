@@ -23,6 +23,7 @@ from ckptflow.checkpointer.arguments import (
     metrics_of,
     notes_of,
     rules_of,
+    state_of,
     step_of,
     tiers_of,
 )
@@ -32,21 +33,18 @@ from ckptflow.checkpointer.health import CheckpointWarning as CheckpointWarning
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
 from ckptflow.data.fit import ABSENT
 from ckptflow.data.rng import restore_rng
-from ckptflow.errors import (
-    CheckpointError,
-    ConfigError,
-    FencedError,
-    NotFoundError,
-)
+from ckptflow.errors import CheckpointError, ConfigError, FencedError, NotFoundError
 from ckptflow.flush import Flushing, parse_flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.capture import Capture
-from ckptflow.policy.interval import Decision, Interval, parse_interval
+from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.placement import plan
+from ckptflow.policy.progress import Decision, Interval
 from ckptflow.policy.retention import Keep
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.packing import Packing, parse_packing
@@ -67,8 +65,8 @@ class Checkpointer:
         store: a folder, an address or a tier, or several; the innermost has the lowest level.
         run: name of the workflow run.
         task: name of the task within the run.
-        every: when `step` saves: steps (100), ``"120s"``, ``"overhead<=3.5%"`` (the default),
-            ``"mtbf=6h"``, ``"never"``, or an `Interval`.
+        every: when `step` saves: ``"auto"`` (the default), steps (100), ``"120s"``,
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`.
         keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
@@ -109,14 +107,20 @@ class Checkpointer:
         self._flushing = parse_flushing(flushing)
         self._objects = checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
+        self._pace = Pace(measured_on=surroundings(self._lineage.tiers))
         self._capturing = Capturing(
-            self._objects, capture, self._packing, rng=rng, budget_bytes=budget_bytes
+            self._objects,
+            capture,
+            self._packing,
+            rng=rng,
+            budget_bytes=budget_bytes,
+            on_waited=self._pace.blocked,
         )
         self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
         self._tickets: list[Ticket] = []
-        self._reported, self._closed, self._pace = 0, False, Pace()
+        self._reported, self._closed = 0, False
         for text in notes_of(self._lineage.tiers):
             self._warn(text)
 
@@ -212,7 +216,7 @@ class Checkpointer:
         if self._writer is not None:
             self._start_over()
         self._history.go_on_from(restored)
-        self._pace.start(restored.id.step if restored else None)
+        self._pace.start(self.restored_step, restored.base.manifest.pace if restored else {})
         if restored is None:
             if state is None:
                 raise NotFoundError(
@@ -251,9 +255,9 @@ class Checkpointer:
 
     def decide(self, step: int) -> Decision:
         """Like `due`, with the reason."""
-        in_flight = not self._capturing.is_idle or (
-            self._writer is not None and self._writer.busy
-        )
+        in_flight = int(not self._capturing.is_idle)
+        in_flight += self._writer.in_flight if self._writer else 0
+        self._pace.step_done(step, in_flight=in_flight)
         return self._interval.decide(self._pace.progress(step, in_flight=in_flight))
 
     def save(
@@ -290,7 +294,6 @@ class Checkpointer:
             And what `save` raises.
         """
         self._report()
-        self._pace.step_done()
         if self._stop and (reason := self._stop()):
             self._preempt(step, state, metrics, reason)
         if self.due(step):
@@ -397,10 +400,10 @@ class Checkpointer:
     def _save(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool
     ) -> Ticket:
+        self._capturing.wait()  # Blocks on behalf of the save before.
         began = time.monotonic()
-        self._capturing.wait()
         step, metrics = self._checked_step(step), metrics_of(metrics)
-        whole = self._capturing.whole(self._given(state))
+        whole = self._capturing.whole(state_of(state, self._objects))
         writer = self._open_writer()
         placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
         goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
@@ -433,11 +436,6 @@ class Checkpointer:
             self._history.refuse_to_ignore()
         return step
 
-    def _given(self, state: Any) -> Any:
-        if state is None and not self._objects:
-            raise ConfigError("save() needs a state: none was given, here or at construction.")
-        return self._objects if state is None else state
-
     def _open_writer(self) -> Writer:
         if self._writer is None:
             self._writer = Writer(
@@ -450,6 +448,7 @@ class Checkpointer:
                 retention=self._retention,
                 proven=self._history.proven(),
                 on_durable=self._pace.durable,
+                pace=self._pace.kept,
                 flushing=self._flushing,
                 health=self.health,
             )

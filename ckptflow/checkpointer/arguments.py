@@ -122,6 +122,17 @@ def checked_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
     return dict(objects)
 
 
+def state_of(given: Any, objects: Mapping[str, Any]) -> Any:
+    """Return what is to be saved: what was given, or the objects given at construction.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if given is None and not objects:
+        raise ConfigError("save() needs a state: none was given, here or at construction.")
+    return objects if given is None else given
+
+
 def is_state(value: Any) -> bool:
     """Tell whether a value that can be called is a state all the same: a module, an array."""
     return hasattr(value, "state_dict") or hasattr(value, "__array__")

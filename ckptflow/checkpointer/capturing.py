@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,9 +35,11 @@ class Capturing:
         packing: how checkpoints are compared and stored.
         rng: whether random states are part of them.
         budget_bytes: for snapshots; ``None``: a part of what is available.
+        on_waited: told for how long the application had to wait for a capture, in seconds.
 
     Attributes:
         capturer: takes the snapshots.
+        wait: returns when the application may change its state.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Capturing:
         *,
         rng: bool,
         budget_bytes: int | None,
+        on_waited: Callable[[float], None],
     ) -> None:
         rules = parse_capture(capture)
         self.capturer = Capturer(
@@ -64,7 +68,8 @@ class Capturing:
         )
         thread.start()
         self._end = weakref.finalize(self, self._acts.put, None)
-        self._steps = Steps(objects if rules.may_be_lazy else {}, self._idle.wait)
+        self.wait = partial(_wait, self._idle, on_waited)  # Optimizers keep it, but not us.
+        self._steps = Steps(objects if rules.may_be_lazy else {}, self.wait)
         self.capturer.lazy_addresses = self._steps.addresses
         if objects:
             self.prepare(objects)
@@ -103,15 +108,18 @@ class Capturing:
         self._idle.clear()
         self._acts.put(act)
 
-    def wait(self) -> None:
-        """Wait until the application may change its state."""
-        self._idle.wait()
-
     def close(self) -> None:
         """Finish, leave the optimizers alone, and let the thread end."""
         self.wait()
         self._steps.remove()
         self._end()
+
+
+def _wait(idle: threading.Event, on_waited: Callable[[float], None]) -> None:
+    if not idle.is_set():
+        began_s = time.monotonic()
+        idle.wait()
+        on_waited(time.monotonic() - began_s)
 
 
 def _work(acts: queue.SimpleQueue[Act | None]) -> None:

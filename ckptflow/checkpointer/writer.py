@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
@@ -97,6 +98,7 @@ class Writer:
         retention: what stays, by the name of the tier.
         proven: checkpoints that this process has read as a whole and found sound.
         on_durable: told how long a save took, in seconds, when it is committed.
+        pace: asked for what the next attempt may know of how fast saves go.
         flushing: how checkpoints are copied outward.
         health: how the tiers do.
     """
@@ -113,12 +115,13 @@ class Writer:
         retention: Mapping[str, Retention],
         proven: Collection[CheckpointId] = (),
         on_durable: Callable[[float], None],
+        pace: Callable[[], Mapping[str, Any]],
         health: TierHealth,
         flushing: Flushing | None = None,
     ) -> None:
         self._lineage, self._attempt, self._capturer = lineage, attempt, capturer
         self._bases = dict(bases)
-        self._on_durable, self._record_resume = on_durable, record_resume
+        self._on_durable, self._pace, self._record_resume = on_durable, pace, record_resume
         self._health = health
         self._runners: dict[str, Runner] = {}  # By the name of the tier.
         self._fence_error: TierError | None = None  # Of the last time it was asked.
@@ -148,14 +151,14 @@ class Writer:
         self._thread.start()
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is queued or being written."""
-        return self._finished < self._submitted
+    def in_flight(self) -> int:
+        """How many requests are queued or being written."""
+        return self._submitted - self._finished
 
     @property
     def has_parent(self) -> bool:
         """Whether the next save will probably be written against a checkpoint."""
-        if self.busy:
+        if self.in_flight:
             return True
         tiers = self._health.in_order(self._lineage.tiers)
         return bool(tiers) and tiers[0].name in self._bases
@@ -209,7 +212,7 @@ class Writer:
 
     def make_room(self) -> None:
         """Give up what is kept in memory of earlier saves: the next one needs room."""
-        self._kept.make_room(is_busy=self.busy)
+        self._kept.make_room(is_busy=self.in_flight > 0)
 
     def _write_and_keep(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write a snapshot, then keep it or give it back. See `_write`."""
@@ -281,6 +284,7 @@ class Writer:
                     verify=self._packing.verify,
                     sources=sources,
                     metrics=request.metrics,
+                    pace=self._pace(),
                     before_commit=partial(self._before_commit, runner, turn),
                 )
             finally:

@@ -4,9 +4,10 @@ The application asks at the end of each step, so a rule in seconds takes the ste
 comes nearest. Rules in steps count from the last saved step, or from the restored one, so
 that a restart never brings two saves closer together or takes them further apart.
 
-Rules whose interval follows from the cost of a save (`OverheadAtMost`, `YoungDaly`) save after
-the first step, to measure it, and not while the save before is still being written: what
-comes in faster than storage takes it only queues.
+Rules whose interval follows from the cost of a save (`OverheadAtMost`, `YoungDaly`, and `Tuned`
+of `ckptflow.policy.tuned`, which joins them) save after the first step, to measure it, and not
+while as many saves are being written as may be: what comes in faster than storage takes it
+only queues.
 
 ``tests/unit/test_interval.py``, ``tests/property/test_policy_laws.py``.
 """
@@ -16,42 +17,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol, runtime_checkable
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures import daly_interval_s
+from ckptflow.policy.progress import Decision, Interval, Progress
+from ckptflow.policy.tuned import Tuned, check_fraction, check_mtbf, nothing_new, percent
 from ckptflow.units import format_seconds, parse_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether to save now, and why or why not."""
-
-    due: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What is known about a task at the end of a step. Times are of this attempt."""
-
-    step: int
-    last_saved_step: int | None = None  # Saved or restored, whichever was later.
-    seconds_since_save: float = 0.0  # Since the last save returned, or since the attempt began.
-    elapsed_s: float = 0.0  # Since the attempt began.
-    blocked_s: float = 0.0  # The part of ``elapsed_s`` spent in saves.
-    save_time_s: float | None = None  # Estimate of how long the next save will block.
-    step_time_s: float | None = None  # Estimate of how long a step takes, saves not counted.
-    in_flight: bool = False  # The save before is not durable yet.
-
-
-@runtime_checkable
-class Interval(Protocol):
-    """A rule that says when to save."""
-
-    def decide(self, progress: Progress) -> Decision:
-        """Decide for the end of the step in ``progress``; no side effects."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +79,7 @@ class EverySeconds:
 
     def decide(self, progress: Progress) -> Decision:
         """See `Interval.decide`."""
-        return _nothing_new(progress) or _after(self.seconds, progress, because="")
+        return nothing_new(progress) or _after(self.seconds, progress, because="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +94,14 @@ class OverheadAtMost:
     fraction: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ConfigError(
-                f"An overhead of {self.fraction:.4g}: it must lie between 0 and 1 (100 %)."
-            )
+        check_fraction(self.fraction)
 
     def __str__(self) -> str:
-        percent = Decimal(repr(self.fraction)) * 100  # In binary 100 * 0.07 is no 7.
-        return f"overhead<={percent.normalize():f}%"
+        return f"overhead<={percent(self.fraction)}%"
 
     def decide(self, progress: Progress) -> Decision:
         """See `Interval.decide`."""
-        if early := _nothing_new(progress) or _before_measuring(progress):
+        if early := nothing_new(progress) or _before_measuring(progress):
             return early
         cost_s = progress.save_time_s or 0.0
         computed_s = max(0.0, progress.elapsed_s - progress.blocked_s)
@@ -164,15 +131,14 @@ class YoungDaly:
     mtbf_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.mtbf_s < float("inf"):
-            raise ConfigError(f"An MTBF of {self.mtbf_s} s: it must be more than 0 s.")
+        check_mtbf(self.mtbf_s)
 
     def __str__(self) -> str:
         return f"mtbf={self.mtbf_s:.12g}s"
 
     def decide(self, progress: Progress) -> Decision:
         """See `Interval.decide`."""
-        if early := _nothing_new(progress) or _before_measuring(progress):
+        if early := nothing_new(progress) or _before_measuring(progress):
             return early
         cost_s = progress.save_time_s or 0.0
         best_s = max(0.0, daly_interval_s(cost_s, self.mtbf_s))
@@ -183,11 +149,11 @@ class YoungDaly:
         return _after(best_s, progress, because=because)
 
 
-DEFAULT_INTERVAL = OverheadAtMost(0.035)  # CheckFreq's bound: frequent, and hard to notice.
+DEFAULT_INTERVAL = Tuned()
 
 _STEPS = re.compile(r"(-?\d+)\s*(?:steps?)?")
 _PERCENT = re.compile(r"overhead\s*<=\s*([0-9]+(?:\.[0-9]+)?)\s*%")
-_FORMS: str = "'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h' or 'never'"
+_FORMS: str = "'auto', 'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h' or 'never'"
 
 
 def parse_interval(interval: str | int | Interval | None) -> Interval:
@@ -214,10 +180,11 @@ def _parse(text: str) -> Interval:
     body = text.strip()
     if body == "never":
         return Never()
-    if match := _PERCENT.fullmatch(body):
-        return OverheadAtMost(float(Decimal(match[1]) / 100))
-    if body.startswith("overhead"):
-        raise ConfigError(f"{text!r} needs a percentage; write for example 'overhead<=3.5%'.")
+    first, *options = (part.strip() for part in body.split(","))
+    if first == "auto":
+        return _tuned(options, text)
+    if (fraction := _overhead(body, text)) is not None:
+        return OverheadAtMost(fraction)
     name, sign, value = body.rpartition("=")
     name, value = name.strip(), value.strip()
     if name == "mtbf":
@@ -227,6 +194,34 @@ def _parse(text: str) -> Interval:
     if match := _STEPS.fullmatch(value):
         return EverySteps(int(match[1]))
     return EverySeconds(_duration(value, text))
+
+
+def _tuned(options: list[str], text: str) -> Tuned:
+    """Read what stands behind ``auto``: a bound on the overhead, an MTBF."""
+    given: dict[str, float] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if (fraction := _overhead(option, text)) is not None:
+            name, number = "fraction", fraction
+        elif name.strip() == "mtbf":
+            name, number = "mtbf_s", _duration(value.strip(), text)
+        else:
+            raise ConfigError(
+                f"{text!r} does not say how to tune; behind 'auto' stand 'overhead<=3.5%' "
+                f"and 'mtbf=6h', separated by commas."
+            )
+        if name in given:
+            raise ConfigError(f"{text!r} says the same thing twice.")
+        given[name] = number
+    return Tuned(**given)
+
+
+def _overhead(part: str, text: str) -> float | None:
+    if match := _PERCENT.fullmatch(part):
+        return float(Decimal(match[1]) / 100)
+    if part.startswith("overhead"):
+        raise ConfigError(f"{text!r} needs a percentage; write for example 'overhead<=3.5%'.")
+    return None
 
 
 def _duration(value: str, text: str) -> float:
@@ -240,15 +235,8 @@ def _duration(value: str, text: str) -> float:
         ) from error
 
 
-def _nothing_new(progress: Progress) -> Decision | None:
-    last = progress.last_saved_step
-    if last is None or progress.step > last:
-        return None
-    return Decision(due=False, reason=f"step {progress.step} is not past the last save, {last}")
-
-
 def _before_measuring(progress: Progress) -> Decision | None:
-    if progress.in_flight:
+    if progress.in_flight >= progress.in_flight_limit:
         return Decision(due=False, reason="the save before is still being written")
     if progress.save_time_s is None:
         return Decision(due=True, reason="the first save, which measures what a save takes")

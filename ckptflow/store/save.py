@@ -46,6 +46,7 @@ def write_checkpoint(
     verify: Verify = "off",
     sources: Sources = NO_SOURCES,
     metrics: Mapping[str, float] | None = None,
+    pace: Mapping[str, Any] | None = None,
     before_commit: Callable[[], None] = lambda: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     nonce: Callable[[], str] = lambda: secrets.token_hex(4),
@@ -68,6 +69,7 @@ def write_checkpoint(
         verify: which bytes that were met before are compared with what is stored of them.
         sources: where bytes of regions may be had that are not there.
         metrics: numbers from the application, kept in the manifest.
+        pace: how fast steps and saves go, for the next attempt; likewise.
         before_commit: called when all packs are durable; an exception stops the commit.
         now: the clock, UTC.
         nonce: draws 8 hex digits for the key of each pack.
@@ -104,6 +106,7 @@ def write_checkpoint(
                 regions=entries,
                 extents=plan.extents,
                 structure=structure,
+                pace=dict(pace or {}),
             )
             before_commit()
         except BaseException:

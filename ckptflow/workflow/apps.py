@@ -21,7 +21,8 @@ from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.interval import Interval, parse_interval
+from ckptflow.policy.interval import parse_interval
+from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep, retention_by_tier
 from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.workflow.active import current_run

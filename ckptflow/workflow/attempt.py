@@ -38,7 +38,7 @@ import dill  # type: ignore[import-untyped]
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.flush import Flushing
-from ckptflow.policy.interval import Interval
+from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing

@@ -14,16 +14,17 @@ from ckptflow.policy.failures import daly_interval_s, young_interval_s
 from ckptflow.policy.interval import (
     EverySeconds,
     EverySteps,
-    Interval,
     Never,
     OverheadAtMost,
-    Progress,
     YoungDaly,
     parse_interval,
 )
 from ckptflow.policy.placement import TierRule, plan
+from ckptflow.policy.profile import Profile
+from ckptflow.policy.progress import Interval, Progress
 from ckptflow.policy.quota import fair_shares
 from ckptflow.policy.retention import BestOf, Candidate, Retention, parse_retention, retain
+from ckptflow.policy.tuned import Tuned
 
 ids = st.builds(CheckpointId, st.integers(0, 60), st.integers(1, 4))
 histories = st.lists(
@@ -211,6 +212,11 @@ intervals = st.one_of(
     st.builds(EverySeconds, milliseconds),
     st.builds(YoungDaly, milliseconds),
     st.builds(OverheadAtMost, st.floats(0, 1, exclude_min=True, exclude_max=True)),
+    st.builds(
+        Tuned,
+        st.floats(0, 1, exclude_min=True, exclude_max=True),
+        st.none() | milliseconds,
+    ),
 )
 times = st.floats(0, 1e6)
 progresses = st.builds(
@@ -222,7 +228,18 @@ progresses = st.builds(
     blocked_s=times,
     save_time_s=st.none() | times,
     step_time_s=st.none() | times,
-    in_flight=st.booleans(),
+    in_flight=st.integers(0, 2),
+    in_flight_limit=st.integers(1, 2),
+    profile=st.builds(
+        Profile,
+        blocked_s=st.none() | times,
+        busy_s=times,
+        busy_now_s=times,
+        slowdown=times,
+        durable_s=st.none() | times,
+        idle_wanted=st.integers(0, 3),
+        mtbf_s=st.none() | milliseconds,
+    ),
 )
 
 

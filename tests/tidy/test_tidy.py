@@ -249,7 +249,8 @@ GLOSSARY = (
     "encoding, packing, goal, manifest, commit, checkpoint, lineage, parent, full, delta, "
     "delta layer, consolidate, step, tier, level, copy, flush, fetch, scavenge, partner copy, "
     "redundancy set, failure group, prune, verify, repair, spare, quarantine, restore, "
-    "restart, resume, allocation, run, task, attempt, MTBF, RPO, RTO"
+    "restart, resume, allocation, run, task, attempt, MTBF, RPO, RTO, "
+    "interval, in flight, idle, blocked, interference, overhead, pace"
 )
 
 

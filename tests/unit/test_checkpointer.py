@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import struct
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -242,6 +243,44 @@ def test_changes_right_after_a_save_do_not_leak_into_it(disk: MemoryTier) -> Non
             restored = ckpt.restore(state, step=step)
             assert restored["w"].tobytes() == expected[step]
             assert (restored["i"], restored["list"]) == (step, [step] * 50)
+
+
+def test_nor_do_those_of_tensors(disk: MemoryTier) -> None:
+    """Their memory is that of the CPU already: to bring them there is no copy."""
+    torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+    state = {"w": torch.zeros(90_000), "b": torch.zeros(300)}
+    with Checkpointer(disk, keep="all", rng=False) as ckpt:
+        for step in range(3):
+            for one in state.values():
+                one.fill_(step)
+            ckpt.save(step, state)
+            for one in state.values():
+                one.add_(1000.0)
+    with Checkpointer(disk, keep="all") as ckpt:
+        for step in range(3):
+            restored = ckpt.restore(state, step=step)
+            assert all(bool((one == step).all()) for one in restored.values())
+
+
+@pytest.mark.parametrize("every", [1, "auto"])
+def test_whatever_says_when_a_save_is_written_in_the_background(every: int | str) -> None:
+    """The call returns while storage stands still, also at a rate that the user has fixed."""
+    stands_still, goes_on = threading.Event(), threading.Event()
+
+    def wait(operation: str, key: str) -> None:
+        if operation == "put" and "/packs/" in key:
+            stands_still.set()
+            assert goes_on.wait(60)
+
+    with Checkpointer(FaultyTier(MemoryTier("disk"), wait), every=every) as ckpt:
+        state = {"w": np.random.default_rng(0).standard_normal(1000)}
+        ticket = ckpt.step(1, state)
+        assert ticket is not None
+        assert stands_still.wait(60)
+        assert (ticket.captured, ticket.durable) == (True, False)
+        state["w"] += 1  # The loop goes on.
+        goes_on.set()
+        ticket.wait()
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1000, None])

@@ -14,6 +14,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -417,6 +420,43 @@ def test_the_headers_are_free_of_undefined_behaviour(tmp_path: Path) -> None:
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip().endswith("0 wrong")
+
+
+# --- beside other threads ---
+
+
+@pytest.fixture
+def short_turns():
+    """Who does not let go of the interpreter leaves others a ten-thousandth of a second."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_other_threads_go_on_while_bytes_are_digested() -> None:
+    """An uploader that keeps the interpreter to itself makes each step of a training longer.
+
+    Counted is what this thread does in the time of the call, against what it does while
+    nobody else does anything. Without the interpreter that would be less than a thirtieth.
+    """
+    data = np.ones(1 << 27, np.uint8)
+
+    def rate(act: Callable[[], object]) -> float:
+        """Count until another thread has done it; return the counts a second."""
+        done, count = threading.Event(), 0
+        thread = threading.Thread(target=lambda: (act(), done.set()))
+        began_s = time.monotonic()
+        thread.start()
+        while not done.is_set():
+            count += 1
+        thread.join()
+        return count / (time.monotonic() - began_s)
+
+    digest.chunk_digests(data, 4096)  # Whatever is compiled on the way is compiled now.
+    alone = rate(lambda: threading.Event().wait(0.1))
+    assert rate(lambda: digest.chunk_digests(data, 4096)) > 0.1 * alone
 
 
 if __name__ == "__main__":

@@ -8,19 +8,18 @@ from dataclasses import replace
 import pytest
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.failures import daly_interval_s, young_interval_s
+from ckptflow.policy.failures import daly_interval_s, estimated_mtbf_s, young_interval_s
 from ckptflow.policy.interval import (
     DEFAULT_INTERVAL,
-    Decision,
     EverySeconds,
     EverySteps,
-    Interval,
     Never,
     OverheadAtMost,
-    Progress,
     YoungDaly,
     parse_interval,
 )
+from ckptflow.policy.progress import Decision, Interval, Progress
+from ckptflow.policy.tuned import Tuned
 
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -112,7 +111,7 @@ def test_the_first_save_measures() -> None:
 
 
 def test_no_save_while_the_one_before_is_being_written() -> None:
-    progress = Progress(step=9, seconds_since_save=HOUR, elapsed_s=HOUR, in_flight=True)
+    progress = Progress(step=9, seconds_since_save=HOUR, elapsed_s=HOUR, in_flight=1)
     for rule in (OverheadAtMost(0.5), YoungDaly(HOUR)):
         assert rule.decide(progress) == Decision(
             due=False, reason="the save before is still being written"
@@ -215,6 +214,12 @@ def test_intervals_need_sensible_numbers(cost_s: float, mtbf_s: float) -> None:
             interval(cost_s, mtbf_s)
 
 
+def test_a_time_between_failures_is_estimated_from_three_of_them() -> None:
+    assert estimated_mtbf_s(10 * HOUR, 2) is None
+    assert estimated_mtbf_s(10 * HOUR, 4) == 2.5 * HOUR
+    assert estimated_mtbf_s(0.0, 4) is None
+
+
 def test_young_daly_waits_for_its_interval() -> None:
     progress = Progress(step=7, seconds_since_save=56 * MINUTE, save_time_s=300.0)
     rule = YoungDaly(6 * HOUR)
@@ -238,6 +243,7 @@ RULES: list[Interval] = [
     EverySeconds(1),
     OverheadAtMost(0.5),
     YoungDaly(1),
+    Tuned(),
     Never(),
 ]
 
@@ -270,7 +276,13 @@ def test_a_step_that_is_saved_is_not_saved_again(rule: Interval) -> None:
         ("overhead<=3.5%", OverheadAtMost(0.035)),
         ("overhead <= 10 %", OverheadAtMost(0.1)),
         ("mtbf=6h", YoungDaly(21_600)),
+        ("auto", Tuned()),
+        (" auto , overhead <= 2 % ", Tuned(fraction=0.02)),
+        ("auto,mtbf=6h", Tuned(mtbf_s=21_600)),
+        ("auto,overhead<=2%,mtbf=6h", Tuned(fraction=0.02, mtbf_s=21_600)),
+        ("auto,mtbf=1h30min,overhead<=10%", Tuned(fraction=0.1, mtbf_s=5_400)),
         ("never", Never()),
+        (None, Tuned()),
         (None, DEFAULT_INTERVAL),
         (EverySteps(3), EverySteps(3)),
     ],
@@ -304,6 +316,16 @@ def test_a_rule_of_one_s_own_is_taken_as_it_is() -> None:
         ("every=1.5", "'every=1.5' lacks a unit of time; write for example '1.5min'"),
         ("mtbf=6", "'mtbf=6' lacks a unit of time"),
         ("mtbf=0h", "An MTBF of 0.0 s: it must be more than 0 s"),
+        ("auto,", "'auto,' does not say how to tune; behind 'auto' stand"),
+        ("auto,every=5", "does not say how to tune"),
+        ("auto=3", "'auto=3' does not say when to save"),
+        ("automatic", "'automatic' does not say when to save"),
+        ("auto,overhead<=3", "needs a percentage"),
+        ("auto,overhead<=0%", "An overhead of 0: it must lie between 0 and 1"),
+        ("auto,mtbf=6", "'auto,mtbf=6' lacks a unit of time"),
+        ("auto,mtbf=0h", "An MTBF of 0.0 s: it must be more than 0 s"),
+        ("auto,mtbf=1h,mtbf=2h", "'auto,mtbf=1h,mtbf=2h' says the same thing twice"),
+        ("overhead<=3.5%,mtbf=6h", "needs a percentage"),
         ("overhead<=3.5", "needs a percentage; write for example 'overhead<=3.5%'"),
         ("overhead=5%", "needs a percentage"),
         ("overhead<=0%", "An overhead of 0: it must lie between 0 and 1"),

@@ -222,6 +222,17 @@ def test_the_next_call_waits_for_the_capture(held: Held, name: str) -> None:
     ckpt.close()
 
 
+def test_a_wait_for_the_capture_is_time_blocked(held: Held) -> None:
+    """The interval counts it, and not as time that the step took."""
+    with begun(MemoryTier(), u=np.zeros(COUNT)) as ckpt:
+        ckpt.save(1)
+        assert held.began.wait(60)
+        before_s = ckpt._pace.profile().blocked_s
+        threading.Timer(0.05, held.may_go_on.set).start()
+        ckpt.wait_captured()
+        assert ckpt._pace.profile().blocked_s >= before_s + 0.04
+
+
 @pytest.mark.parametrize("error", [TornCapture("torn", ("state/u",)), RuntimeError("oh")])
 def test_what_goes_wrong_reaches_who_waits(held: Held, error: Exception) -> None:
     tier, u = MemoryTier(), np.zeros(COUNT)

@@ -203,6 +203,19 @@ def test_unknown_fields_are_ignored() -> None:
     assert decode(rebuilt(document, table_of(data))) == MANIFEST
 
 
+@pytest.mark.parametrize("pace", [None, [1], "fast", 3])
+def test_nonsense_about_the_pace_is_no_reason_to_refuse_a_checkpoint(pace: Any) -> None:
+    data = manifest_file.encode(MANIFEST)
+    document = {**document_of(data), "pace": pace}
+    assert decode(rebuilt(document, table_of(data))) == MANIFEST
+
+
+def test_the_pace_comes_back() -> None:
+    manifest = replace(MANIFEST, pace={"measured_on": "0123", "blocked_s": 0.25})
+    assert decode(manifest_file.encode(manifest)) == manifest
+    assert "pace" not in document_of(manifest_file.encode(MANIFEST))
+
+
 def _without(name: str) -> Any:
     def change(document: dict[str, Any]) -> None:
         del document[name]

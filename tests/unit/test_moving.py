@@ -289,6 +289,7 @@ def test_the_folder_of_a_store_may_be_copied_or_moved(
     work(there, "exp", (3,))
     assert [one.step for one, _ in states([PosixTier(there)], "exp")["left"]] == [3, 2, 1]
     for path in there.rglob("*"):
+        assert not path.is_symlink()
         assert str(here).encode() not in (path.read_bytes() if path.is_file() else b"")
 
 

@@ -226,6 +226,21 @@ def test_an_optimizer_that_has_started_keeps_its_own_tensors() -> None:
     assert optimizer.state[model[0].weight]["step"].shape == ()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16"])
+def test_a_count_without_dimensions_keeps_its_type_and_its_shape(dtype: str) -> None:
+    """An optimizer's ``step``: not rounded, not of another type, and not a list of one."""
+    step = torch.tensor(7, dtype=getattr(torch, dtype))
+    stored = saved({"step": step})
+    new = restored(stored)["step"]
+    assert (new.dtype, new.shape, new.item()) == (step.dtype, step.shape, 7)
+    target = {"step": torch.tensor(0, dtype=step.dtype)}
+    own = target["step"]
+    assert restored(stored, target)["step"] is own
+    assert (own.shape, own.item()) == ((), 7)
+    other = torch.float16 if dtype != "float16" else torch.float32
+    assert "step" in mismatches(stored, {"step": torch.tensor(0, dtype=other)})[0]
+
+
 def test_an_optimizer_may_lack_or_have_rows_that_the_checkpoint_has_not() -> None:
     used, idle = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([used, idle])
