@@ -59,6 +59,9 @@ class _Part(NamedTuple):
 
 def span(layout: Layout) -> tuple[int, int]:
     """Return the lowest address and one past the highest; equal for an empty array."""
+    if layout.strides_bytes == contiguous_strides(layout.shape, layout.itemsize):
+        end = layout.address + math.prod(layout.shape) * layout.itemsize
+        return layout.address, end
     low = high = layout.address
     for size, stride in zip(layout.shape, layout.strides_bytes, strict=True):
         if size == 0:

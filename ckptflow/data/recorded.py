@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ckptflow.data.buffers import I64s
+from ckptflow.data.collector import collector_paused
 from ckptflow.data.division import Division, Flattened
 from ckptflow.data.dtypes import Unsupported
 from ckptflow.data.facts import Facts
@@ -55,7 +56,8 @@ class RecordedWalk:
             else:
                 self._record = record
                 return flattened
-        self._record, flattened = _walked(state)
+        with collector_paused():
+            self._record, flattened = _walked(state)
         return flattened
 
     def forget(self) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.collector import collector_paused
 from ckptflow.data.division import ALIGNMENT_BYTES, Flattened, Region, item_bytes_of
 from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
 from ckptflow.data.leaves import Node, register_leaf, shown
@@ -99,6 +100,7 @@ class RestorePlan:
         return self._build()
 
 
+@collector_paused()
 def plan_restore(
     structure: Node, region_sizes: Sequence[int], target: object | None
 ) -> RestorePlan:
@@ -187,6 +189,8 @@ def _separate(slots: Iterable[Slot]) -> list[str]:
         if slot.live is not None and slot.live.access != "immutable":
             places.setdefault(slot.live.place, []).append(slot)
     for group in places.values():
+        if _are_apart([slot.live.layout for slot in group if slot.live is not None]):
+            continue  # As nearly always.
         for first, second in _clashes(group):
             if first[0].live is None or second[0].live is None:
                 continue  # Already apart.
@@ -221,8 +225,6 @@ def _clashes(slots: list[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
         if key not in same:
             layouts.append(layout)
         same.setdefault(key, []).append(slot)
-    if _are_apart(layouts):
-        return []
     groups = list(same.values())
     frames = [_frame(group[0]) for group in groups]
     found: list[tuple[int, int]] = []

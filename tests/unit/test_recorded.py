@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from operator import is_
 from typing import Any
@@ -268,3 +269,34 @@ def test_facts_tell_of_one_array_among_many(backend: object) -> None:
         facts.look([*arrays[:-1], arrays[-1][:1]])
     with pytest.raises(Differs):
         facts.look(arrays[:-1])
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_cycle_collector_is_as_it_was(on: bool) -> None:
+    class Looking(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            assert not gc.isenabled(), "none begins while a state is walked the first time"
+            return super().state_dict()
+
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        flatten([Looking(1)])
+        assert gc.isenabled() == on
+        with pytest.raises(StateError, match="builtins"):
+            flatten([object()])
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+def test_an_instance_may_become_an_object_with_a_state() -> None:
+    class Plain(dict):
+        pass
+
+    state, walk = [Plain(a=np.zeros(3))], RecordedWalk()
+    walk.flatten(state)
+    state[0].state_dict = lambda: {"b": 1}
+    state[0].load_state_dict = lambda _state: None
+    assert walk.flatten(state).structure == flatten(state).structure
+    assert walk.flatten(state).structure[1][0] == "object"
