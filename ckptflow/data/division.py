@@ -11,8 +11,11 @@ has to copy; regions as objects are made only for whoever asks. ``tests/unit/tes
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +23,10 @@ import numpy as np
 from ckptflow.data.arrays import ArraySpec, LiveArray, read_into
 from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import I64s
+from ckptflow.data.dtypes import itemsize_bytes
 from ckptflow.data.leaves import Node
 from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, owner_of, same_strides
-from ckptflow.data.overlap import Block, Form, blocks, span, without_repeats
+from ckptflow.data.overlap import Block, Form, resolve, span, without_repeats
 from ckptflow.data.tree import array_node
 from ckptflow.data.walk import Found
 
@@ -116,9 +120,13 @@ class Division:
         self.names: list[str] = []
         self.item_bytes: list[int] = []
         starts, sizes = [], []
-        for index, block in enumerate(_blocks(found)):
+        for index, block in enumerate(self._clusters.blocks(found)):
             lives = [found[i].live for i in block.members]
-            specs = [_place(live, block, index) for live in lives]
+            if len(lives) == 1 and self._clusters.is_dense[block.members[0]]:
+                kind, dtype, shape = lives[0].kind, lives[0].dtype, lives[0].layout.shape
+                specs = [ArraySpec(dtype, shape, None, 0, index, kind)]
+            else:
+                specs = [_place(live, block, index) for live in lives]
             for i, spec in zip(block.members, specs, strict=True):
                 found[i].node.extend(array_node(spec))
             if block.form is not Form.WHOLE or not lives[0].on_host:
@@ -286,13 +294,23 @@ class _Clusters:
     def __init__(self, found: Sequence[Found]) -> None:
         layouts = [one.live.layout for one in found]
         self.addresses = np.array([layout.address for layout in layouts], np.int64)
-        low, high = np.array(list(map(span, layouts)), np.int64).reshape(-1, 2).T
+        self.is_dense = [
+            layout.strides_bytes == contiguous_strides(layout.shape, layout.itemsize)
+            for layout in layouts
+        ]
+        self._ends = [
+            (layout.address, layout.address + math.prod(layout.shape) * layout.itemsize)
+            if is_dense
+            else span(layout)
+            for layout, is_dense in zip(layouts, self.is_dense, strict=True)
+        ]
+        low, high = np.array(self._ends, np.int64).reshape(-1, 2).T
         names: dict[str, int] = {}
         place = np.array(
             [names.setdefault(one.live.place, len(names)) for one in found], np.intp
         )
         some = np.flatnonzero(low < high)  # What is empty is in nobody's way.
-        self._order = some[np.lexsort((low[some], place[some]))]
+        self._order = some[np.lexsort((high[some], low[some], place[some]))]
         low, high, place = low[self._order], high[self._order], place[self._order]
         begins = np.ones(len(low), np.bool_)
         for number in range(len(names)):
@@ -303,6 +321,23 @@ class _Clusters:
         self._cluster = np.cumsum(begins) - 1
         self._low, self._place = low[self._heads], place[self._heads]
         self._high = np.maximum.reduceat(high, self._heads) if len(high) else high
+
+    def blocks(self, found: Sequence[Found]) -> list[Block]:
+        """Return the blocks of all memories, in the order of their first members."""
+        layouts, order = [one.live.layout for one in found], self._order.tolist()
+        result = [
+            Block(low, 0, Form.WHOLE, (number,))
+            for number, (low, high) in enumerate(self._ends)
+            if low == high
+        ]
+        for a, b in pairwise([*self._heads.tolist(), len(order)]):
+            number = order[a]
+            if b - a == 1 and self.is_dense[number]:  # As nearly all are.
+                low, high = self._ends[number]
+                result.append(Block(low, high - low, Form.WHOLE, (number,)))
+            else:
+                result.extend(resolve(order[a:b], layouts))
+        return sorted(result, key=lambda block: block.members[0])
 
     def moved_apart(self, addresses: I64s) -> bool:
         """Tell whether each cluster moved as one, and none into another."""
@@ -316,21 +351,6 @@ class _Clusters:
         order = np.lexsort((low, self._place))
         low, high, place = low[order], high[order], self._place[order]
         return not ((low[1:] < high[:-1]) & (place[1:] == place[:-1])).any()
-
-
-def _blocks(found: Sequence[Found]) -> list[Block]:
-    """Return the blocks of all memories, numbered as ``found`` is."""
-    places: dict[str, list[int]] = {}
-    for index, item in enumerate(found):
-        places.setdefault(item.live.place, []).append(index)
-    if len(places) == 1:
-        return blocks([item.live.layout for item in found])
-    merged = [
-        block._replace(members=tuple(indices[i] for i in block.members))
-        for indices in places.values()
-        for block in blocks([found[i].live.layout for i in indices])
-    ]
-    return sorted(merged, key=lambda block: block.members[0])
 
 
 def _place(live: LiveArray, block: Block, region: int) -> ArraySpec:
@@ -371,5 +391,10 @@ def _without_repeats(live: LiveArray, spec: ArraySpec) -> tuple[LiveArray, Array
 
 def item_bytes_of(spec: ArraySpec) -> int:
     """Return the bytes of one number of an array; of a complex one, of a part."""
-    is_complex = spec.dtype.lstrip("<>=|").startswith("c")
-    return spec.itemsize_bytes // 2 if is_complex else spec.itemsize_bytes
+    return _item_bytes(spec.dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _item_bytes(dtype: str) -> int:
+    is_complex = dtype.lstrip("<>=|").startswith("c")
+    return itemsize_bytes(dtype) // 2 if is_complex else itemsize_bytes(dtype)

@@ -123,9 +123,9 @@ def blocks(layouts: Sequence[Layout]) -> list[Block]:
             cluster.append(index)
             end = max(end, high)
         else:
-            found.extend(_resolve(cluster, layouts))
+            found.extend(resolve(cluster, layouts))
             cluster, end = [index], high
-    found.extend(_resolve(cluster, layouts))
+    found.extend(resolve(cluster, layouts))
     return sorted(found, key=lambda block: block.members[0])
 
 
@@ -138,8 +138,13 @@ def share_memory(a: Layout, b: Layout) -> bool:
         return True
 
 
-def _resolve(cluster: Sequence[int], layouts: Sequence[Layout]) -> list[Block]:
-    """Return the blocks of arrays whose spans hang together."""
+def resolve(cluster: Sequence[int], layouts: Sequence[Layout]) -> list[Block]:
+    """Return the blocks of arrays whose spans hang together.
+
+    Args:
+        cluster: their numbers, in the order of their spans.
+        layouts: of all arrays.
+    """
     if not cluster:
         return []
     if len(cluster) == 1:
