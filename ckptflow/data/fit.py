@@ -14,11 +14,14 @@ puts the state together once the bytes are there. What it does where:
 * An object with ``state_dict`` gets its arrays filled in place, then ``load_state_dict`` with
   a rebuilt dict. If its state has no arrays and it has ``state_mismatch``, that is asked before
   anything has changed what speaks against the state: a text, or None. A torch module must
-  agree key by key. Of other objects, an optimizer say, parts without arrays are theirs to
-  judge; None or an empty container on either side fits anything, and dicts keyed by numbers,
-  one entry a parameter, may have other keys.
+  agree key by key; what its ``get_extra_state`` returned is built anew. Of other objects, parts
+  without arrays are theirs to judge; None or an empty container on either side fits anything,
+  and dicts keyed by numbers may have other keys. Torch's own optimizers and schedulers take over
+  the very arrays that they are given, so theirs may be more or fewer; but an optimizer's groups
+  of parameters have to agree.
 
-``tests/unit/test_regions.py`` and ``test_regions_torch.py`` keep it true.
+``tests/unit/test_regions.py``, ``test_regions_torch.py`` and ``test_torch_objects.py`` keep it
+true.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ckptflow.data import arrays, rng, torch_arrays
+from ckptflow.data import arrays, rng, torch_arrays, torch_objects
 from ckptflow.data.arrays import ArraySpec, LiveArray
 from ckptflow.data.dtypes import Unsupported
 from ckptflow.data.leaves import (
@@ -78,6 +81,12 @@ class Mode(enum.Enum):
     STATE = "state"  # Ours to change in place.
     MODULE = "module"  # A torch module's dict: rebuilt, keys must agree.
     OBJECT = "object"  # Another object's dict: rebuilt, the object judges what it grew.
+    ADOPTER = "adopter"  # Of one that takes over the very arrays: torch's own optimizers.
+
+    @property
+    def judges(self) -> bool:
+        """Whether the owner of a dict says itself what fits."""
+        return self in {Mode.OBJECT, Mode.ADOPTER}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -150,7 +159,7 @@ class Fit:
 
     def _differ(self, node: Node, target: Any, path: str | None, mode: Mode) -> Build:
         """Node and target are of different kinds: refuse, or leave it to the object."""
-        if mode is Mode.OBJECT and (_is_empty_node(node) or not has_arrays(node)):
+        if mode.judges and (_is_empty_node(node) or not has_arrays(node)):
             return self.node(node, ABSENT, path, mode)
         return self.refuse(
             path,
@@ -162,7 +171,7 @@ class Fit:
     def _plain(self, node: Node, target: Any, path: str | None, mode: Mode) -> Build:
         value = decode_plain(node)
         if target is not ABSENT and not is_plain(target):
-            if mode is not Mode.OBJECT:
+            if not mode.judges:
                 return self._differ(node, target, path, mode)
             return lambda: value
         if type(target) is bytearray and type(value) is bytearray:
@@ -245,12 +254,18 @@ class Fit:
         if old:
             self._compare_keys(node, items, old, path, mode)
         builds = {
-            key: self.node(item, old.get(key, ABSENT), join(path, segment(key)), mode)
+            key: self.node(item, self._own(old, key, mode), join(path, segment(key)), mode)
             for key, item in items.items()
         }
         if mode is Mode.STATE and isinstance(target, dict):
             return lambda: _update(target, builds)
         return lambda: _rebuild(old, builds)
+
+    def _own(self, old: dict[Any, Any], key: Any, mode: Mode) -> Any:
+        """Return what the state has under a key; what a module has besides tensors is new."""
+        if mode is Mode.MODULE and torch_objects.is_extra_state(key):
+            return ABSENT
+        return old.get(key, ABSENT)
 
     def _keyed(self, node: list[Any]) -> dict[Any, Node]:
         if len(node) % 2 == 0:
@@ -269,10 +284,11 @@ class Fit:
         own = set(old)
         extra = [key for key in items if key not in own]
         missing = [key for key in old if key not in items]
-        if mode is Mode.OBJECT and (
+        if mode.judges and (
             len(node) == 1
             or not has_arrays(node)
             or all(isinstance(key, int) for key in (*extra, *missing))
+            or (mode is Mode.ADOPTER and not (extra and missing))
         ):
             return
         for key in extra:
@@ -301,10 +317,9 @@ class Fit:
         return lambda: _same_or(old, [build() for build in builds], type(old))
 
     def _lengths_fit(self, node: list[Any], old: Any, path: str | None, mode: Mode) -> bool:
-        grows = not old or (
-            not has_arrays(node) if mode is Mode.OBJECT else is_self_contained(node)
-        )
-        if len(node) - 1 == len(old) or grows or (mode is Mode.OBJECT and len(node) == 1):
+        grows = not old or (not has_arrays(node) if mode.judges else is_self_contained(node))
+        may_differ = mode is Mode.ADOPTER or (mode.judges and len(node) == 1)
+        if len(node) - 1 == len(old) or grows or may_differ:
             return True
         self.refuse(
             path, f"{len(node) - 1} items in the checkpoint, {len(old)} items in the state"
@@ -358,11 +373,15 @@ class Fit:
             return self._differ(node, target, path, mode)
         if (problem := self._object_refuses(node[1], target, path)) is not None:
             return self.refuse(path, problem)
-        inner = Mode.MODULE if torch_arrays.is_module(target) else Mode.OBJECT
-        state = self.node(node[1], target.state_dict(), path, inner)
+        inner = _mode_of(target)
+        own = torch_objects.state_of(target)
+        state = self.node(node[1], own, path, inner)
+        if torch_objects.is_optimizer(target):
+            for where, what in torch_objects.group_mismatches(node[1], own):
+                self.refuse(join(path, where), what)
 
         def build() -> Any:
-            target.load_state_dict(state())
+            torch_objects.load_state(target, state())
             return target
 
         return build
@@ -410,6 +429,13 @@ def _array_mismatch(spec: ArraySpec, live: LiveArray) -> str | None:
     if live.access == "read-only":
         found.append("the state's array is read-only, so it cannot be restored in place")
     return "; ".join(found) or None
+
+
+def _mode_of(target: Any) -> Mode:
+    if torch_objects.is_module(target):
+        return Mode.MODULE
+    adopts = torch_objects.is_optimizer(target) or torch_objects.is_scheduler(target)
+    return Mode.ADOPTER if adopts else Mode.OBJECT
 
 
 def _is_empty(value: Any) -> bool:
