@@ -1,7 +1,7 @@
 """Storage for ``torch.distributed.checkpoint``: incremental, verified, with one commit.
 
-    dcp.save(state_dict, storage_writer=ckptflow.torch.writer("store", step=100))
-    dcp.load(state_dict, storage_reader=ckptflow.torch.reader("store"))
+dcp.save(state_dict, storage_writer=ckptflow.torch.writer("store", step=100))
+dcp.load(state_dict, storage_reader=ckptflow.torch.reader("store"))
 """
 
 from __future__ import annotations

@@ -155,7 +155,9 @@ def joined(
                 f"{first.chunk_bytes} bytes, another is of {part.id} with chunks of "
                 f"{part.chunk_bytes}. All processes need the same step and packing."
             )
-    own = {pack: CheckpointId.of_pack(pack.key) == first.id for one in parts for pack in one.packs}
+    own = {
+        pack: CheckpointId.of_pack(pack.key) == first.id for one in parts for pack in one.packs
+    }
     packs = sorted(own, key=own.__getitem__)  # Stable; older ones first.
     number = {pack: place for place, pack in enumerate(packs)}
     regions = tuple(region for part in parts for region in part.regions)
@@ -204,8 +206,8 @@ def commit(
         if pack.key in doomed or f"{lineage.id.prefix}/{pack.key}" not in there:
             tier.delete(key)
             raise TierUnavailable(
-                f"{lineage.id} {manifest.id} was taken back: a prune took {pack.key!r}, which it "
-                f"needs, from tier {tier.name!r} meanwhile. Save again: all is written then."
+                f"{lineage.id} {manifest.id} was taken back: a prune took {pack.key!r}, which "
+                f"it needs, from tier {tier.name!r} meanwhile. Save again: all is written then."
             )
 
 

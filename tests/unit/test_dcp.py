@@ -80,7 +80,10 @@ STATE = {
         "empty": torch.empty(0, 3),
         "turned": torch.arange(20).reshape(4, 5).T[::2],
     },
-    "optim": {"state": {0: {"step": torch.tensor(3)}}, "groups": [{"lr": 0.1, "betas": (1, 2)}]},
+    "optim": {
+        "state": {0: {"step": torch.tensor(3)}},
+        "groups": [{"lr": 0.1, "betas": (1, 2)}],
+    },
     "long": "x" * 10_000,
     "none": None,
 }
@@ -415,7 +418,7 @@ def test_checkpoints_of_others_are_named() -> None:
     tier = MemoryTier()
     with Checkpointer(tier) as ckpt:
         ckpt.save(1, {"u": np.ones(3)})
-    with pytest.raises(dcp.api.CheckpointException, match="not saved by torch.distributed"):
+    with pytest.raises(dcp.api.CheckpointException, match="not saved by torch"):
         load(tier, {"u": torch.ones(3)})
 
 
@@ -454,7 +457,7 @@ def test_planners_that_keep_objects_are_refused() -> None:
             return plans, metadata
 
     writer = ckptflow.torch.writer(MemoryTier(), step=1)
-    with pytest.raises(dcp.api.CheckpointException, match="planner keeps .* cannot be stored"):
+    with pytest.raises(dcp.api.CheckpointException, match=r"planner keeps .* cannot be stored"):
         dcp.save({"n": torch.ones(1)}, storage_writer=writer, planner=Keeps())
 
 
@@ -482,7 +485,7 @@ def test_bytes_are_given_to_the_planner_and_never_looked_into(tmp_path: Path) ->
     Checkpointer(tmp_path).restore()
     reader = ckptflow.torch.reader(tmp_path)
     assert set(reader.read_metadata().state_dict_metadata) == {"w", "bomb"}
-    with pytest.raises(dcp.api.CheckpointException, match="[Ww]eights.?only"):
+    with pytest.raises(dcp.api.CheckpointException, match=r"[Ww]eights.?only"):
         load(tmp_path, {"bomb": 0}, planner=Careful())
     assert not Path("exploded").exists()
     load(tmp_path, {"bomb": 0})  # What torch's own planner does with its bytes is its own.

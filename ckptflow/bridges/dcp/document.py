@@ -117,7 +117,9 @@ def metadata_node(metadata: Metadata) -> Node:
     walk = Walk()
     node = walk.node({"entries": entries, "planner_data": metadata.planner_data}, "metadata")
     if walk.problems:
-        raise refuse("What the planner keeps with the checkpoint cannot be stored", walk.problems)
+        raise refuse(
+            "What the planner keeps with the checkpoint cannot be stored", walk.problems
+        )
     return node
 
 

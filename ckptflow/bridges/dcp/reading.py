@@ -1,7 +1,7 @@
 """The reading half: ``torch.distributed.checkpoint.StorageReader`` over our store.
 
-Torch says which boxes of which chunks it wants. Each box lies in a range of bytes of one region,
-so only that range is read, in parts of limited size, every frame of it verified.
+Torch says which boxes of which chunks it wants. Each lies in a range of bytes of one region, so
+only that range is read, in parts of limited size, every frame of it verified.
 ``tests/unit/test_dcp.py``, ``tests/process/test_dcp_ranks.py``.
 """
 
@@ -86,7 +86,7 @@ class Reader(StorageReader):  # type: ignore[misc]
         self._specs = dict(iter_arrays(state))
         return metadata_of(node)
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+    def set_up_storage_reader(self, *_: Any) -> None:
         """Nothing is left to be done."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -101,8 +101,8 @@ class Reader(StorageReader):  # type: ignore[misc]
         if len(chosen) > 1:
             what = ", ".join(f"rank {rank} {one}" for one, rank in chosen.items())
             raise ConfigError(
-                f"Not all ranks found the same newest checkpoint of {self._session.lineage.id}: "
-                f"{what}. Say which: reader(step=...)."
+                f"Not all ranks found the same checkpoint of {self._session.lineage.id} to be "
+                f"the newest: {what}. Say which: reader(step=...)."
             )
         return plans
 

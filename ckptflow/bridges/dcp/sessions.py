@@ -65,7 +65,7 @@ class Session:
             self._busy.release()
 
     def begin(self, step: int) -> None:
-        """Make sure that a save of ``step`` may be committed; claim an attempt if there is none.
+        """Make sure that a save of ``step`` may be committed; claim an attempt if need be.
 
         Who loaded an earlier checkpoint goes back to it with the first save that comes before
         the newest: a new attempt, which makes void what was saved after where it begins.

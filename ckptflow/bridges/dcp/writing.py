@@ -79,18 +79,18 @@ class Writer(StorageWriter):  # type: ignore[misc]
         if len(tiers := self._session().lineage.tiers) != 1:
             names = ", ".join(repr(tier.name) for tier in tiers)
             raise ConfigError(
-                f"A writer for torch.distributed.checkpoint writes to one tier, which all ranks "
-                f"see; got {names}. Copy outward with `ckptflow flush`."
+                f"A writer for torch.distributed.checkpoint writes to one tier, which all "
+                f"ranks see; got {names}. Copy outward with `ckptflow flush`."
             )
 
     def __getstate__(self) -> dict[str, Any]:
         # Sent to a process that writes, which does not know what was loaded in this one.
-        return {**vars(self), "_own": None, "loaded": self._session().loaded}
+        return {**self.__dict__, "_own": None, "loaded": self._session().loaded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._store, self._lineage = state["_store"], state["_lineage"]
         self._session().loaded = state.pop("loaded")
-        vars(self).update(state)
+        self.__dict__.update(state)
 
     # --- the calls of torch, in their order ---
 
@@ -99,7 +99,12 @@ class Writer(StorageWriter):  # type: ignore[misc]
         if checkpoint_id is not None:
             self._step = step_of_id(checkpoint_id)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(
+        self,
+        is_coordinator: bool,  # noqa: FBT001  It is torch's call.
+        *_: Any,
+        **kwargs: Any,
+    ) -> None:
         """Take the role of this rank; the coordinator claims the attempt."""
         if not kwargs.get("use_collectives", True):
             raise ConfigError(
@@ -114,7 +119,7 @@ class Writer(StorageWriter):  # type: ignore[misc]
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans as they are: a planner that keeps them would keep what we add, too."""
+        """Return the plans as they are: a planner may keep them, and what we add would stay."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

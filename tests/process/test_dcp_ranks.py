@@ -1,0 +1,86 @@
+"""``torch.distributed.checkpoint`` over our store with several ranks, which are real processes.
+
+What is saved by two ranks is loaded by three, and so on, each tensor cut otherwise than it was
+saved. `dcp_ranks.py` compares every value.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptflow import PosixTier
+from ckptflow.model import LineageId
+from ckptflow.store.catalog import Lineage
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+PROGRAM = Path(__file__).with_name("dcp_ranks.py")
+
+
+def ranks(folder: Path, *words: str) -> list[list[str]]:
+    """Return what the ranks of each word said."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), *words],
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said: list[list[str]] = [[] for _ in words]
+    for line in sorted(done.stdout.splitlines()):
+        number, _rank, what = line.split(" ", 2)
+        said[int(number)].append(what)
+    return said
+
+
+def written(folder: Path) -> dict[int, int]:
+    lineage = Lineage([PosixTier(folder / "store")], LineageId("default", "main"))
+    return {found.id.step: lineage.manifest(found).written_bytes for found in lineage.valid()}
+
+
+def test_two_ranks_save_and_three_load(tmp_path: Path) -> None:
+    saved, loaded = ranks(tmp_path, "2:save:1", "3:load")
+    assert saved == ["saved"] * 2
+    assert loaded == ["loaded {1: 1}"] * 3
+
+
+@pytest.mark.slow
+def test_other_numbers_of_ranks_and_plans_that_are_kept(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path, "2:save:1", "3:load", "3:save:2", "1:load", "1:load:1", "2:save-cached:3",
+        "1:load",
+    )  # fmt: skip
+    assert [set(words) for words in said[1::2]] == [
+        {"loaded {1: 1}"}, {"loaded {2: 2}"}, {"saved"},
+    ]  # fmt: skip
+    assert said[4] == ["loaded {1: 1}"]
+    assert said[6] == ["loaded {5: 5}"]
+    sizes = written(tmp_path)
+    assert (
+        sizes[3] > 1_600_000
+    )  # The first of a process; then only a row of one tensor changes.
+    assert max(sizes[4], sizes[5]) < 60_000
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_a_save_ends_it_and_nothing_of_it_is_seen(tmp_path: Path) -> None:
+    _, died, loaded, saved, again = ranks(
+        tmp_path, "2:save:1", "2:die:2", "2:load", "2:save:2", "2:load"
+    )
+    assert len(died) == 1  # The other one said that the group was broken.
+    assert died[0].startswith("broken RuntimeError")
+    assert loaded == ["loaded {1: 1}"] * 2
+    assert saved == ["saved"] * 2
+    assert again == ["loaded {2: 2}"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["async", "async-process"])
+def test_async_saves_store_the_values_of_the_call(tmp_path: Path, kind: str) -> None:
+    saved, loaded = ranks(tmp_path, f"2:{kind}:1", "2:load")
+    assert saved == ["saved"] * 2
+    assert loaded == ["loaded {1: 1}"] * 2
