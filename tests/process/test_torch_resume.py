@@ -1,12 +1,13 @@
 """A training that is killed again and again ends in the bits of one that was not.
 
-Method: `torch_trainer.py` sends itself SIGKILL at chosen moments of chosen steps, so each case
-is the same in every run; only what the writer thread had done by then differs, and the step
-that the next process resumes at tells that.
+Method: the programs send themselves SIGKILL at chosen moments of chosen steps, so each case is
+the same in every run; only what the writer thread had done by then differs, and the step that
+the next process resumes at tells that.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import subprocess
 import sys
@@ -17,7 +18,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
-PROGRAM = Path(__file__).with_name("torch_trainer.py")
 STEPS = 24
 
 
@@ -29,26 +29,29 @@ class Life(NamedTuple):
     final: str
 
 
-def live(folder: Path, *lives: str, device: str = "cpu") -> list[Life]:
+def live(program: str, folder: Path, *arguments: str) -> list[Life]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), device, *lives],
-        capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, str(Path(__file__).with_name(program)), str(folder), *arguments],
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: list[Life] = []
-    for name, value in map(str.split, done.stdout.splitlines()):
+    words = [line.split() for line in done.stdout.splitlines() if not line.startswith("{")]
+    for name, value in words:
         if name == "run":
             found.append(Life([], [], ""))
         elif name == "final":
             found[-1] = found[-1]._replace(final=value)
-        else:
-            (found[-1].resumed if name == "resumed" else found[-1].signals).append(int(value))
+        elif name == "resumed":
+            found[-1].resumed.append(int(value))
+        elif name == "signal":
+            found[-1].signals.append(int(value))
     return found
 
 
 def test_killed_at_several_steps_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     deaths = "1:update,7:backward,9:saved,14:batch,20:update"
-    undisturbed, killed = live(tmp_path, "", deaths)
+    undisturbed, killed = live("torch_trainer.py", tmp_path, "cpu", "", deaths)
     assert killed.signals == [9] * 5 + [0]
     # Saved are steps 3, 6, 9 …; of step 9 only the writer knows whether it was in time.
     assert killed.resumed[:3] == [0, 0, 7]
@@ -61,6 +64,22 @@ def test_killed_at_several_steps_it_ends_in_the_same_bits(tmp_path: Path) -> Non
 def test_killed_in_every_step_at_one_moment_or_another(tmp_path: Path) -> None:
     moments = itertools.cycle(("batch", "backward", "update", "saved"))
     deaths = ",".join(f"{step}:{next(moments)}" for step in range(STEPS))
-    undisturbed, killed = live(tmp_path, "", deaths)
+    undisturbed, killed = live("torch_trainer.py", tmp_path, "cpu", "", deaths)
     assert killed.signals == [9] * STEPS + [0]
+    assert killed.final == undisturbed.final
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [("lightning_trainer.py", "pytorch_lightning"), ("huggingface_trainer.py", "transformers")],
+)
+def test_with_frameworks_it_ends_in_the_same_bits(
+    tmp_path: Path, program: str, package: str
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    # Epochs have five steps; after every third there is a validation.
+    undisturbed, killed = live(program, tmp_path, "", "3,5,6,10,13,17")
+    assert killed.signals == [9] * 6 + [0]
     assert killed.final == undisturbed.final

@@ -4,29 +4,25 @@ A convolution with batch statistics, dropout, augmentation drawn from three gene
 shuffled batches, a schedule, mixed precision with a scaler that changes, and an average of the
 model.
 
-    torch_trainer.py FOLDER DEVICE STEP:MOMENT[,STEP:MOMENT ...] ...
+    torch_trainer.py FOLDER DEVICE LIFE ...
 
-For each list of deaths: one process after the other trains, and sends itself SIGKILL at the
-given moment of the given step; the last trains to the end and says what its state has come to.
-They are forks of one process, which has imported torch and done nothing else with it.
+The moments are batch, backward, update and saved; see `lives.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
-import signal
 import sys
 from typing import Any
 
+import lives
 import numpy as np
 import torch
+from lives import die_if, say
 
 from ckptflow import Checkpointer
 
 STEPS, EVERY, ROWS, BATCH = 24, 3, 40, 8
-MOMENTS = ("batch", "backward", "update", "saved")
 nn: Any = torch.nn
 
 
@@ -93,12 +89,7 @@ def advance(o: dict[str, Any], images: Any, labels: Any, device: str, die_at: st
     die_if(die_at == "update")
 
 
-def die_if(now: bool) -> None:
-    if now:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train(store: str, device: str, die_at: tuple[int, str]) -> None:
+def train(store: str, device: str, last_step: int, last_moment: str) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     torch.manual_seed(1)
@@ -110,70 +101,20 @@ def train(store: str, device: str, die_at: tuple[int, str]) -> None:
         start = ckpt.resume()
         say("resumed", start)
         for step in range(start, STEPS):
-            moment = die_at[1] if step == die_at[0] else ""
+            moment = last_moment if step == last_step else ""
             advance(objects, images, labels, device, moment)
             ticket = ckpt.step(step)
             die_if(moment == "saved")  # The checkpoint of this step may be half written.
             if ticket is not None:
                 ticket.wait()
-    say("final", digest(objects))
-
-
-def digest(objects: dict[str, Any]) -> str:
     states = {name: thing.state_dict() for name, thing in objects.items()}
-    generator = states["data"].pop("generator")
     states["random"] = [
-        generator.get_state(), torch.get_rng_state(), random.getstate(),
+        states["data"].pop("generator").get_state(), torch.get_rng_state(), random.getstate(),
         np.random.get_state()[1].tolist(),  # noqa: NPY002
     ]  # fmt: skip
-    total = hashlib.sha256()
-    _add(total, states)
-    return total.hexdigest()
-
-
-def _add(total: Any, value: Any) -> None:
-    if isinstance(value, dict):
-        _add(total, list(value.items()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _add(total, item)
-    elif isinstance(value, torch.Tensor):
-        total.update(f"{value.dtype} {tuple(value.shape)} {value.device}".encode())
-        total.update(value.detach().cpu().contiguous().numpy().tobytes())
-    else:
-        total.update(repr(value).encode())
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
-
-
-def in_a_process(store: str, device: str, die_at: tuple[int, str]) -> int:
-    """Train in a fork; return the signal that ended it, or 0."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            train(store, device, die_at)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "it failed"
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-def main(folder: str, device: str, lives: list[str]) -> None:
-    torch.optim.SGD([torch.zeros(1)])  # Imports what every fork would import.
-    for number, deaths in enumerate(lives):
-        say("run", number)
-        for death in [*filter(None, deaths.split(",")), "-1:"]:
-            step, _, moment = death.partition(":")
-            assert moment in {*MOMENTS, ""}, moment
-            signal_ = in_a_process(f"{folder}/{number}", device, (int(step), moment))
-            say("signal", signal_)
+    say("final", lives.digest(states))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    folder, device = sys.argv[1:3]
+    lives.run(lambda store, *death: train(store, device, *death), folder, sys.argv[3:])
