@@ -449,15 +449,25 @@ def test_ranks_have_to_find_the_same_checkpoint() -> None:
         reader.prepare_global_plan(plans)
 
 
-def test_planners_that_keep_objects_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (object(), r"'planner_data/mine': an object of type builtins.object"),
+        (
+            torch.ones(3),
+            r"(?s)planner keeps .* cannot be stored.*'planner_data/mine': an array",
+        ),
+    ],
+)
+def test_planners_that_keep_objects_are_refused(thing: Any, message: str) -> None:
     class Keeps(dcp.DefaultSavePlanner):  # type: ignore[misc]
         def create_global_plan(self, all_plans: Any) -> Any:
             plans, metadata = super().create_global_plan(all_plans)
-            metadata.planner_data = {"mine": object()}
+            metadata.planner_data = {"mine": thing}
             return plans, metadata
 
     writer = ckptflow.torch.writer(MemoryTier(), step=1)
-    with pytest.raises(dcp.api.CheckpointException, match=r"planner keeps .* cannot be stored"):
+    with pytest.raises(dcp.api.CheckpointException, match=message):
         dcp.save({"n": torch.ones(1)}, storage_writer=writer, planner=Keeps())
 
 

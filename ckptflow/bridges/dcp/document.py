@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptflow.data.leaves import Node, decode_key, encode_key, join, segment
-from ckptflow.data.regions import plan_restore
-from ckptflow.data.tree import Walk, is_array_node, is_long_bytes, refuse
+from ckptflow.data.regions import flatten, plan_restore
+from ckptflow.data.tree import is_array_node, is_long_bytes, refuse
 from ckptflow.errors import FormatError
 
 _PROPERTIES = ("dtype", "layout", "memory_format")
@@ -114,13 +114,13 @@ def metadata_node(metadata: Metadata) -> Node:
         name: None if isinstance(entry, BytesStorageMetadata) else _plain(entry)
         for name, entry in metadata.state_dict_metadata.items()
     }
-    walk = Walk()
-    node = walk.node({"entries": entries, "planner_data": metadata.planner_data}, "metadata")
-    if walk.problems:
+    flat = flatten({"entries": entries, "planner_data": metadata.planner_data})
+    if flat.names:
         raise refuse(
-            "What the planner keeps with the checkpoint cannot be stored", walk.problems
+            "What the planner keeps with the checkpoint cannot be stored",
+            [f"{name!r}: an array; give the planner plain values" for name in flat.names],
         )
-    return node
+    return flat.structure
 
 
 def metadata_of(node: Node) -> Metadata:
