@@ -32,6 +32,7 @@ from ckptflow.model import (
     RegionEntry,
 )
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.completion import NO_SOURCES
 from ckptflow.store.find import is_there
 from ckptflow.store.guards import read_notices
 from ckptflow.store.memory import Memory, NamedRegion
@@ -107,6 +108,7 @@ class PartWriter:
             packing.cell_bytes,
             packing.goal,
             packing.verify,
+            NO_SOURCES,
         )
         plan = planner.plan(self._memory)
         packer = Packer(self._tier, plan, self._lineage)
