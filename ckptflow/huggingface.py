@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptflow.bridges.late import Late, Steps, refuse_several
+from ckptflow.bridges.late import Late, StepEnds, refuse_several
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.data import torch_objects
 from ckptflow.data.rng import capture_rng, restore_rng
@@ -69,7 +69,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self._store = store
         self._make = {"run": run, "task": task, "every": every, "rng": False, **options}
         self._trainer: Any = None
-        self._steps: Steps | None = None
+        self._steps: StepEnds | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._restored: dict[str, Any] = {}
 
@@ -109,7 +109,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         ckpt.resume()
         for one in late.values():
             one.begun = True
-        self._steps = Steps(ckpt)
+        self._steps = StepEnds(ckpt)
         trainer.add_callback(self)
         if ckpt.restored_step is None:
             return None

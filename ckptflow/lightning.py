@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ckptflow.bridges.late import Late, Steps, refuse_several
+from ckptflow.bridges.late import Late, StepEnds, refuse_several
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.data.rng import capture_rng, restore_rng
 from ckptflow.tiers.tier import Tier
@@ -73,7 +73,7 @@ class CheckpointCallback(_Callback):  # type: ignore[misc]
         super().__init__()
         self._make = {"run": run, "task": task, "every": every, "rng": False, **options}
         self._store, self._data = store, data
-        self._steps: Steps | None = None
+        self._steps: StepEnds | None = None
         self._late: list[Late] = []
         self._random: Any = None  # To be restored when all is ready for the next batch.
         self._last_step = 0
@@ -90,7 +90,7 @@ class CheckpointCallback(_Callback):  # type: ignore[misc]
         refuse_several(trainer.world_size, "Lightning")
         objects = self._objects(trainer, pl_module)
         ckpt = Checkpointer(self._store, **self._make, **objects)
-        self._steps = Steps(ckpt)
+        self._steps = StepEnds(ckpt)
         ckpt.resume()
         self._last_step = ckpt.restored_step or 0
         for late in self._late:

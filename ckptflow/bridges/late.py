@@ -2,8 +2,8 @@
 
 A framework decides when its parts exist, and some of them only while it trains, so a callback
 cannot hand them all over at once. `Late` stands for a part whose state is taken as it comes.
-`Steps` puts a save off where the framework would do something else before the next step, such
-as validate: a process that resumes there would leave it out.
+`StepEnds` puts a save off where the framework would do something else before the next step,
+such as validate: a process that resumes there would leave it out.
 
 ``tests/process/test_torch_resume.py``.
 """
@@ -38,7 +38,7 @@ class Late:
         self._put(state)
 
 
-class Steps:
+class StepEnds:
     """Saves at the ends of steps.
 
     Args:

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.assembling import Build
 from ckptflow.data.collector import collector_paused
 from ckptflow.data.division import ALIGNMENT_BYTES, Flattened, Region, item_bytes_of
-from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
+from ckptflow.data.fit import ABSENT, Fit, Mode, Slot
 from ckptflow.data.leaves import Node, register_leaf, shown
 from ckptflow.data.memory import Bytes, Layout, bytes_at, same_strides
 from ckptflow.data.overlap import blocks, covers, share_memory, span

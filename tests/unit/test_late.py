@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptflow import Checkpointer, MemoryTier
-from ckptflow.bridges.late import Late, Steps, refuse_several
+from ckptflow.bridges.late import Late, StepEnds, refuse_several
 from ckptflow.errors import ConfigError
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
@@ -24,7 +24,7 @@ def test_a_save_that_may_not_be_now_is_made_at_the_next_step() -> None:
     tier, n = MemoryTier(), Late(lambda: {"n": 1}, lambda _: None)
     n.begun = True
     with Checkpointer(tier, every=5, keep="all", n=n) as ckpt:
-        steps = Steps(ckpt)
+        steps = StepEnds(ckpt)
         for step in range(1, 19):
             steps.end(step, may_save=step not in {5, 15, 16})
         steps.finish(18)
