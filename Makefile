@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12          which interpreter makes the environment (3.11 or newer)
 #   VENV=.venv-312             another environment beside the first
-#   TORCH=no                   leave PyTorch out; its tests are skipped and say so
+#   TORCH=no                   leave PyTorch and what builds on it out; their tests are skipped
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where to take PyTorch from
 #   PINS=                      newest versions of everything, instead of tests/constraints.txt
 #   SLOW=1                     add the tests marked slow
@@ -97,6 +97,7 @@ $(VENV)/.dev: $(VENV)/.created $(SOURCES)
 $(VENV)/.torch-yes: $(VENV)/.dev
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) torchdata
+	$(PIP) --editable '.[lightning,huggingface]'
 	@touch $@
 
 $(VENV)/.torch-no:

@@ -71,6 +71,8 @@ _HOMES = {
     "run": "workflow.run",
 }
 
+_FACES = ("huggingface", "lightning", "torch")  # Modules for what may not be installed.
+
 __all__ = [
     "BestOf",
     "CheckpointWarning",
@@ -106,6 +108,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FACES:
+        return importlib.import_module(f"ckptflow.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckptflow' has no attribute {name!r}")
@@ -115,4 +119,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, *_FACES])

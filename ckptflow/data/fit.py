@@ -14,23 +14,35 @@ puts the state together once the bytes are there. What it does where:
 * An object with ``state_dict`` gets its arrays filled in place, then ``load_state_dict`` with
   a rebuilt dict. If its state has no arrays and it has ``state_mismatch``, that is asked before
   anything has changed what speaks against the state: a text, or None. A torch module must
-  agree key by key. Of other objects, an optimizer say, parts without arrays are theirs to
-  judge; None or an empty container on either side fits anything, and dicts keyed by numbers,
-  one entry a parameter, may have other keys.
+  agree key by key; what its ``get_extra_state`` returned is built anew. Of other objects, parts
+  without arrays are theirs to judge; None or an empty container on either side fits anything,
+  and dicts keyed by numbers may have other keys. Torch's own optimizers and schedulers take
+  over the very arrays that they are given, so theirs may be more or fewer; but an optimizer's
+  groups of parameters have to agree.
 
-``tests/unit/test_regions.py`` and ``test_regions_torch.py`` keep it true.
+``tests/unit/test_regions.py``, ``test_regions_torch.py`` and ``test_torch_objects.py`` keep it
+true.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ckptflow.data import arrays, rng, torch_arrays
+from ckptflow.data import arrays, rng, torch_arrays, torch_objects
 from ckptflow.data.arrays import ArraySpec, LiveArray
+from ckptflow.data.assembling import (
+    Build,
+    nothing,
+    rebuild,
+    replace_all,
+    replace_set,
+    same_or,
+    set_fields,
+    update,
+)
 from ckptflow.data.dtypes import Unsupported
 from ckptflow.data.leaves import (
     Node,
@@ -60,8 +72,6 @@ from ckptflow.data.tree import (
 )
 from ckptflow.errors import FormatError
 
-Build = Callable[[], Any]
-
 
 class Absent(enum.Enum):
     """Stands for the state where there is none, since None is a value."""
@@ -78,6 +88,12 @@ class Mode(enum.Enum):
     STATE = "state"  # Ours to change in place.
     MODULE = "module"  # A torch module's dict: rebuilt, keys must agree.
     OBJECT = "object"  # Another object's dict: rebuilt, the object judges what it grew.
+    ADOPTER = "adopter"  # Of one that takes over the very arrays: torch's own optimizers.
+
+    @property
+    def judges(self) -> bool:
+        """Whether the owner of a dict says itself what fits."""
+        return self in {Mode.OBJECT, Mode.ADOPTER}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -146,11 +162,11 @@ class Fit:
     def refuse(self, path: str | None, what: str) -> Build:
         """Note a mismatch."""
         self.mismatches.append(f"{shown(path)}: {what}")
-        return _nothing
+        return nothing
 
     def _differ(self, node: Node, target: Any, path: str | None, mode: Mode) -> Build:
         """Node and target are of different kinds: refuse, or leave it to the object."""
-        if mode is Mode.OBJECT and (_is_empty_node(node) or not has_arrays(node)):
+        if mode.judges and (_is_empty_node(node) or not has_arrays(node)):
             return self.node(node, ABSENT, path, mode)
         return self.refuse(
             path,
@@ -162,11 +178,11 @@ class Fit:
     def _plain(self, node: Node, target: Any, path: str | None, mode: Mode) -> Build:
         value = decode_plain(node)
         if target is not ABSENT and not is_plain(target):
-            if mode is not Mode.OBJECT:
+            if not mode.judges:
                 return self._differ(node, target, path, mode)
             return lambda: value
         if type(target) is bytearray and type(value) is bytearray:
-            return lambda: _replace_all(target, value)
+            return lambda: replace_all(target, value)
         return lambda: value
 
     def _long_bytes(self, node: list[Any], target: Any, path: str | None, mode: Mode) -> Build:
@@ -176,7 +192,7 @@ class Fit:
         if node[0] == "bytes":
             return lambda: elements().tobytes()
         if type(target) is bytearray:
-            return lambda: _replace_all(target, elements().tobytes())
+            return lambda: replace_all(target, elements().tobytes())
         return lambda: bytearray(elements().tobytes())
 
     def _array(self, node: list[Any], target: Any, path: str | None, mode: Mode) -> Build:
@@ -231,7 +247,7 @@ class Fit:
         value = decode_set(node)
         if target is ABSENT or _is_empty(target) or isinstance(target, type(value)):
             if isinstance(target, set) and mode is Mode.STATE:
-                return lambda: _replace_set(target, value)
+                return lambda: replace_set(target, value)
             return lambda: value
         return self._differ(node, target, path, mode)
 
@@ -245,12 +261,18 @@ class Fit:
         if old:
             self._compare_keys(node, items, old, path, mode)
         builds = {
-            key: self.node(item, old.get(key, ABSENT), join(path, segment(key)), mode)
+            key: self.node(item, self._own(old, key, mode), join(path, segment(key)), mode)
             for key, item in items.items()
         }
         if mode is Mode.STATE and isinstance(target, dict):
-            return lambda: _update(target, builds)
-        return lambda: _rebuild(old, builds)
+            return lambda: update(target, builds)
+        return lambda: rebuild(old, builds)
+
+    def _own(self, old: dict[Any, Any], key: Any, mode: Mode) -> Any:
+        """Return what the state has under a key; what a module has besides tensors is new."""
+        if mode is Mode.MODULE and torch_objects.is_extra_state(key):
+            return ABSENT
+        return old.get(key, ABSENT)
 
     def _keyed(self, node: list[Any]) -> dict[Any, Node]:
         if len(node) % 2 == 0:
@@ -269,10 +291,11 @@ class Fit:
         own = set(old)
         extra = [key for key in items if key not in own]
         missing = [key for key in old if key not in items]
-        if mode is Mode.OBJECT and (
+        if mode.judges and (
             len(node) == 1
             or not has_arrays(node)
             or all(isinstance(key, int) for key in (*extra, *missing))
+            or (mode is Mode.ADOPTER and not (extra and missing))
         ):
             return
         for key in extra:
@@ -285,10 +308,10 @@ class Fit:
             return self._differ(node, target, path, mode)
         old = target if isinstance(target, list) else []
         if not self._lengths_fit(node, old, path, mode):
-            return _nothing
+            return nothing
         builds = self._items(node, old, path, mode)
         if mode is Mode.STATE and isinstance(target, list):
-            return lambda: _replace_all(target, [build() for build in builds])
+            return lambda: replace_all(target, [build() for build in builds])
         return lambda: [build() for build in builds]
 
     def _tuple(self, node: list[Any], target: Any, path: str | None, mode: Mode) -> Build:
@@ -296,15 +319,14 @@ class Fit:
             return self._differ(node, target, path, mode)
         old = target if isinstance(target, tuple) else ()
         if not self._lengths_fit(node, old, path, mode):
-            return _nothing
+            return nothing
         builds = self._items(node, old, path, mode)
-        return lambda: _same_or(old, [build() for build in builds], type(old))
+        return lambda: same_or(old, [build() for build in builds], type(old))
 
     def _lengths_fit(self, node: list[Any], old: Any, path: str | None, mode: Mode) -> bool:
-        grows = not old or (
-            not has_arrays(node) if mode is Mode.OBJECT else is_self_contained(node)
-        )
-        if len(node) - 1 == len(old) or grows or (mode is Mode.OBJECT and len(node) == 1):
+        grows = not old or (not has_arrays(node) if mode.judges else is_self_contained(node))
+        may_differ = mode is Mode.ADOPTER or (mode.judges and len(node) == 1)
+        if len(node) - 1 == len(old) or grows or may_differ:
             return True
         self.refuse(
             path, f"{len(node) - 1} items in the checkpoint, {len(old)} items in the state"
@@ -325,7 +347,7 @@ class Fit:
         if not is_namedtuple(target):
             return self._differ(node, target, path, mode)
         builds = self._fields(node, target, target._fields, path, mode)
-        return lambda: _same_or(
+        return lambda: same_or(
             target, [builds[field]() for field in target._fields], type(target)._make
         )
 
@@ -336,7 +358,7 @@ class Fit:
             return self._differ(node, target, path, mode)
         names = tuple(field.name for field in dataclasses.fields(target))
         builds = self._fields(node, target, names, path, mode)
-        return lambda: _set_fields(target, builds)
+        return lambda: set_fields(target, builds)
 
     def _fields(
         self, node: list[Any], target: Any, names: tuple[str, ...], path: str | None, mode: Mode
@@ -358,11 +380,15 @@ class Fit:
             return self._differ(node, target, path, mode)
         if (problem := self._object_refuses(node[1], target, path)) is not None:
             return self.refuse(path, problem)
-        inner = Mode.MODULE if torch_arrays.is_module(target) else Mode.OBJECT
-        state = self.node(node[1], target.state_dict(), path, inner)
+        inner = _mode_of(target)
+        own = torch_objects.state_of(target)
+        state = self.node(node[1], own, path, inner)
+        if torch_objects.is_optimizer(target):
+            for where, what in torch_objects.group_mismatches(node[1], own):
+                self.refuse(join(path, where), what)
 
         def build() -> Any:
-            target.load_state_dict(state())
+            torch_objects.load_state(target, state())
             return target
 
         return build
@@ -412,6 +438,13 @@ def _array_mismatch(spec: ArraySpec, live: LiveArray) -> str | None:
     return "; ".join(found) or None
 
 
+def _mode_of(target: Any) -> Mode:
+    if torch_objects.is_module(target):
+        return Mode.MODULE
+    adopts = torch_objects.is_optimizer(target) or torch_objects.is_scheduler(target)
+    return Mode.ADOPTER if adopts else Mode.OBJECT
+
+
 def _is_empty(value: Any) -> bool:
     """Tell whether a place in the state has nothing in it yet."""
     return value is None or (isinstance(value, dict | list | tuple) and len(value) == 0)
@@ -419,70 +452,3 @@ def _is_empty(value: Any) -> bool:
 
 def _is_empty_node(node: Node) -> bool:
     return node is None or node in (["dict"], ["list"], ["tuple"])
-
-
-# --- putting together, after all bytes are there ---------------------------------------------
-
-
-def _nothing() -> None:
-    raise AssertionError("A plan with mismatches is never carried out.")
-
-
-def _update(target: dict[Any, Any], builds: dict[Any, Build]) -> dict[Any, Any]:
-    for key, build in builds.items():
-        value = build()
-        if key not in target or target[key] is not value:
-            target[key] = value
-    return target
-
-
-def _rebuild(old: dict[Any, Any], builds: dict[Any, Build]) -> dict[Any, Any]:
-    """Return a dict of the class, and with the attributes, of ``old``."""
-    fresh = copy.copy(old)
-    fresh.clear()
-    for key, build in builds.items():
-        fresh[key] = build()
-    return fresh
-
-
-def _replace_all(target: Any, items: Any) -> Any:
-    """Give a list or a bytearray other items."""
-    target[:] = items
-    return target
-
-
-def _replace_set(target: set[Any], value: Iterable[Any]) -> set[Any]:
-    target.clear()
-    target.update(value)
-    return target
-
-
-def _same_or(old: Any, items: list[Any], make: Callable[[list[Any]], Any]) -> Any:
-    """Return ``old`` if it holds exactly these objects, else a new one."""
-    if len(old) == len(items) and all(a is b for a, b in zip(old, items, strict=True)):
-        return old
-    return make(items)
-
-
-def _set_fields(target: Any, builds: dict[str, Build]) -> Any:
-    values = {name: build() for name, build in builds.items()}
-    if all(getattr(target, name, ABSENT) is value for name, value in values.items()):
-        return target
-    if type(target).__dataclass_params__.frozen:
-        target = _twin(target)
-    for name, value in values.items():
-        object.__setattr__(target, name, value)
-    return target
-
-
-def _twin(old: Any) -> Any:
-    """Return a shallow copy without running any code of the class."""
-    twin = object.__new__(type(old))
-    for cls in type(old).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name != "__weakref__" and hasattr(old, name):
-                object.__setattr__(twin, name, getattr(old, name))
-    if hasattr(old, "__dict__"):
-        twin.__dict__.update(old.__dict__)
-    return twin

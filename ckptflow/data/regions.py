@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.assembling import Build
 from ckptflow.data.collector import collector_paused
 from ckptflow.data.division import ALIGNMENT_BYTES, Flattened, Region, item_bytes_of
-from ckptflow.data.fit import ABSENT, Build, Fit, Mode, Slot
+from ckptflow.data.fit import ABSENT, Fit, Mode, Slot
 from ckptflow.data.leaves import Node, register_leaf, shown
 from ckptflow.data.memory import Bytes, Layout, bytes_at, same_strides
 from ckptflow.data.overlap import blocks, covers, share_memory, span
@@ -180,8 +181,9 @@ def _own_memory(slots: list[Slot], nbytes: int) -> Bytes | None:
 def _separate(slots: Iterable[Slot]) -> list[str]:
     """Find targets that share memory but were apart in the checkpoint.
 
-    The first keeps its memory; the others, where we own the container, are given new arrays.
-    A torch module or another object owns its arrays, so there it is a mismatch.
+    The first keeps its memory; the others, where we own the container or its owner takes over
+    what it is given, are new arrays. A torch module or another object may write into its own
+    arrays, so there it is a mismatch.
     """
     mismatches = []
     places: dict[str, list[Slot]] = {}
@@ -194,9 +196,9 @@ def _separate(slots: Iterable[Slot]) -> list[str]:
         for first, second in _clashes(group):
             if first[0].live is None or second[0].live is None:
                 continue  # Already apart.
-            if all(slot.mode is Mode.STATE for slot in second):
+            if all(slot.mode in {Mode.STATE, Mode.ADOPTER} for slot in second):
                 _detach(second)
-            elif all(slot.mode is Mode.STATE for slot in first):
+            elif all(slot.mode in {Mode.STATE, Mode.ADOPTER} for slot in first):
                 _detach(first)
             else:
                 mismatches.append(

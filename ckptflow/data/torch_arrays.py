@@ -39,12 +39,6 @@ def is_tensor(value: Any) -> bool:
     return tensor_type is not None and isinstance(value, tensor_type)
 
 
-def is_module(value: Any) -> bool:
-    """Tell whether ``value`` is a torch.nn.Module."""
-    module_type = getattr(sys.modules.get("torch.nn"), "Module", None)
-    return module_type is not None and isinstance(value, module_type)
-
-
 def version(value: Any) -> int | None:
     """Return how often a tensor was written to; ``None`` if it is none, or does not count."""
     if not is_tensor(value) or value.is_inference():

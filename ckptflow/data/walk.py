@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ckptflow.data import rng
+from ckptflow.data import rng, torch_objects
 from ckptflow.data.arrays import LiveArray, describe
 from ckptflow.data.dtypes import Unsupported
 from ckptflow.data.leaves import (
@@ -328,7 +328,7 @@ def _into_rng(name: str, value: Any) -> Sequence[Any]:
 
 
 def _into_object(value: Any) -> Sequence[Any]:
-    return [value.state_dict()]
+    return [torch_objects.state_of(value)]
 
 
 def _into_list(count: int, value: Any) -> Sequence[Any]:

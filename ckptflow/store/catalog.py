@@ -313,12 +313,15 @@ class Lineage:
             FencedError: this attempt was overtaken.
             TierError: the fence tier could not be asked, so nothing may be committed.
         """
-        newest = max((number for number, _ in self._attempt_keys()), default=0)
-        if newest > attempt:
+        if (newest := self.newest_claimed()) > attempt:
             raise FencedError(
                 f"{self.id}: attempt {newest} has taken over from attempt {attempt}, which may "
                 f"not commit any more. This process was taken for dead; stop it."
             )
+
+    def newest_claimed(self) -> int:
+        """Return the newest attempt that has been claimed, 0 if none has."""
+        return max((number for number, _ in self._attempt_keys()), default=0)
 
     def record_resume(self, attempt: int, start: CheckpointId | None) -> None:
         """Say where an attempt goes on from; later checkpoints of older attempts are void."""

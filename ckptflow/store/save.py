@@ -115,7 +115,7 @@ def write_checkpoint(
             raise
         if _commit(tier, manifest, planner, plan):
             break
-    _remember(plan, packer, manifest, goal=goal, adapt=cell_bytes is None)
+    remember_written(plan, packer, manifest, goal=goal, adapt=cell_bytes is None)
     return Base(manifest, memory)
 
 
@@ -140,10 +140,18 @@ def _commit(tier: Tier, manifest: Manifest, planner: Planner, plan: Plan) -> boo
     return False
 
 
-def _remember(
+def remember_written(
     plan: Plan, packer: Packer, manifest: Manifest, *, goal: Goal, adapt: bool
 ) -> None:
-    """Take over what the next checkpoint is diffed against."""
+    """Take over, into the memory that the plan went by, what the next one is diffed against.
+
+    Args:
+        plan: of what was written; its regions still hold still.
+        packer: has put its packs.
+        manifest: of it.
+        goal: of encodings.
+        adapt: whether the size of cells follows the changes.
+    """
     memory = plan.memory
     note_ratios(plan.diffs, memory, packer.achieved)
     memory.commit(manifest, plan.layout.cells)

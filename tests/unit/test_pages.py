@@ -6,6 +6,7 @@ given to pytest instead.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def program(page: Path) -> str:
     return "\n\n".join(blocks)
 
 
+NEEDS = {
+    "docs/guides/torch.md": ["torch"],
+    "docs/guides/trainers.md": ["torch", "pytorch_lightning", "transformers"],
+}
+SLOW = {"docs/guides/trainers.md"}  # Importing these frameworks alone takes long.
+
 PAGES = {
     page.relative_to(ROOT).as_posix(): page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -28,8 +35,14 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES],
+)
 def test_the_code_on_the_page_runs(page: str) -> None:
+    for package in NEEDS.get(page, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     script = Path("test_page.py")
     script.write_text(program(PAGES[page]))
     as_tests = "\nclass Test" in script.read_text()
