@@ -33,11 +33,12 @@ from ckptflow.checkpointer.endings import export_of, preempted
 from ckptflow.checkpointer.health import CheckpointWarning as CheckpointWarning
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
+from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.reading import Reading
 from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.checkpointer.writer import Hooks, SaveRequest, Writer
+from ckptflow.checkpointer.writer import SaveRequest, Writer
 from ckptflow.data.fit import ABSENT
 from ckptflow.data.rng import restore_rng
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, NotFoundError
@@ -203,7 +204,7 @@ class Checkpointer(Reading):
         if self._writer is not None:
             self._start_over()
         self._history.go_on_from(restored)
-        self._pace.start(self.restored_step, restored.base.manifest.pace if restored else {})
+        self._pace.start(self.restored_step, self._history.pace())
         if restored is None:
             if state is None:
                 raise NotFoundError(

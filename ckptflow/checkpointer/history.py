@@ -122,6 +122,11 @@ class History:
         ]
         return {tier.name: base for tier in usable}
 
+    def pace(self) -> Mapping[str, Any]:
+        """Return what the checkpoint that was restored says of the pace of its task."""
+        is_own = self.restored is not None and self.restored.base is not None
+        return self.restored.base.manifest.pace if is_own else {}  # type: ignore[union-attr]
+
     def digests(self) -> dict[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""
         if self.restored is None or self.restored.base is None:

@@ -21,15 +21,17 @@ from ckptflow.checkpointer import Checkpointer
 from ckptflow.checkpointer.arguments import is_state
 from ckptflow.checkpointer.capturing import Whole, whole_of
 from ckptflow.checkpointer.history import History
+from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.ranks import Place, place_of
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.checkpointer.writer import Hooks
 from ckptflow.data.leaves import join, segment
 from ckptflow.data.rng import restore_rng
 from ckptflow.data.runs import Index
 from ckptflow.data.torch_arrays import buffer_names, is_data_parallel
 from ckptflow.errors import CheckpointError, ConfigError, NotFoundError, TierError
 from ckptflow.model import CheckpointId, Export, LineageId, Shard
+from ckptflow.policy.interval import EverySteps, Never, parse_interval
+from ckptflow.policy.progress import Decision, Interval
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.prune import prune
 from ckptflow.store.sharding.divide import Divider
@@ -73,6 +75,7 @@ class ShardedCheckpointer(Checkpointer):
             returns a rank of the checkpoint.
         check: compare replicated leaves at ``"every"`` save, or at the ``"first"`` only; it
             costs a read of all of them.
+        every: when `step` saves: a number of steps, the same for all ranks.
         options: all else that `Checkpointer` takes, and the objects.
     """
 
@@ -88,6 +91,7 @@ class ShardedCheckpointer(Checkpointer):
         replicated: Replicated = None,
         per_rank: PerRank = "same",
         check: Check = "every",
+        every: str | int | Interval | None = None,
         **options: Any,
     ) -> None:
         if check not in {"every", "first"}:
@@ -96,6 +100,13 @@ class ShardedCheckpointer(Checkpointer):
             raise ConfigError(f"per_rank is 'same' or a function, not {per_rank!r}.")
         if "attempt" in options:
             raise ConfigError("A launch numbers its attempts by itself; leave attempt= out.")
+        self._is_told_when = every is not None
+        when = parse_interval("never" if every is None else every)
+        if not isinstance(when, EverySteps | Never):
+            raise ConfigError(
+                f"{every!r} is decided by what each rank measures, and ranks that save at "
+                f"different steps have no checkpoint together. Give every= a number of steps."
+            )
         self._patterns = _patterns(replicated)
         place = place_of(rank, world, launch, os.environ)
         self._shard = Shard(LineageId(run, task), place.rank, place.world)
@@ -103,7 +114,7 @@ class ShardedCheckpointer(Checkpointer):
         self._classified: tuple[Any, Classify] | None = None  # For what modules it was made.
         self._looks = self._looked = False  # Whether a save compares; whether one has.
         self._seen: Seen | None = None  # By the save that is under way.
-        super().__init__(store, run=run, task=self._shard.lineage.task, **options)
+        super().__init__(store, run=run, task=self._shard.lineage.task, every=when, **options)
         tiers = self._lineage.tiers
         self._sets = ShardSets(tiers, self._shard.set, note=self._note)
         self._seen_by_all = tiers_for_all(tiers, one_node=place.one_node)
@@ -179,7 +190,7 @@ class ShardedCheckpointer(Checkpointer):
         )
         restored = search.restore(state, step=step)
         self._history.go_on_from(restored)
-        self._pace.start(restored.id.step if restored else None)
+        self._pace.start(self.restored_step, self._history.pace())
         if restored is None:
             if state is None:
                 raise NotFoundError(
@@ -222,6 +233,18 @@ class ShardedCheckpointer(Checkpointer):
         return read_from_set(self._sets, name, index, step=step, rank=self.rank)
 
     # --- save ---
+
+    def decide(self, step: int) -> Decision:
+        """Tell whether the interval asks for a save at the end of ``step``, and why.
+
+        Raises:
+            ConfigError: nothing was said about when ranks save.
+        """
+        if not self._is_told_when:
+            raise ConfigError(
+                "step() needs every=, a number of steps: all ranks have to save the same ones."
+            )
+        return super().decide(step)
 
     def _save(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, last: bool

@@ -18,6 +18,7 @@ from typing import Any
 
 from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
+from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.kept import KeptSnapshots
 from ckptflow.checkpointer.runners import Hanging, Runner, Turn
 from ckptflow.checkpointer.taking import Captured
@@ -47,23 +48,6 @@ from ckptflow.tiers.tier import Tier
 from ckptflow.tiers.watched import WatchedTier
 
 _log = logging.getLogger("ckptflow")
-
-
-def _nothing(*_: object) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What is to be done around the commit of one save, in the writer's threads.
-
-    Attributes:
-        before_commit: called when all packs are durable; what it raises fails the save.
-        committed: told the tier that has the checkpoint; raises nothing.
-    """
-
-    before_commit: Callable[[], None] = _nothing
-    committed: Callable[[Tier], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

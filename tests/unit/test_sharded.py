@@ -409,6 +409,20 @@ def test_compared_once_if_asked_for(tier: MemoryTier) -> None:
         cf.ShardedCheckpointer(tier, rank=0, world=1, check="never")  # type: ignore[arg-type]
 
 
+def test_ranks_save_by_the_number_of_the_step(tier: MemoryTier) -> None:
+    with pytest.raises(ConfigError, match=r"'60s' is decided by what each rank measures"):
+        cf.ShardedCheckpointer(tier, rank=0, world=2, every="60s")
+    with ranks(tier, 2, "one", every=None) as all_, pytest.raises(ConfigError, match="every="):
+        all_[0].step(1, state(1))
+    with ranks(tier, 2, "two", every=2) as all_:
+        for one in all_:
+            one.restore({})
+            assert [one.step(step, state(step)) is not None for step in (1, 2, 3, 4)] == [
+                False, True, False, True
+            ]  # fmt: skip
+    assert sets_of(tier)[0] == (4, 2, True)
+
+
 # --- capture -------------------------------------------------------------------------------
 
 
