@@ -66,7 +66,7 @@ class SaveRequest:
     captured: Captured
     metrics: Mapping[str, float]
     outer: Sequence[Tier]
-    hooks: Hooks = Hooks()
+    hooks: Hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,9 +399,8 @@ class Writer:
         if targets:
             self._in_flight[manifest.id] = len(targets)
             for target in targets:
-                done = partial(
-                    self._flushed, request.ticket, request.hooks, target, manifest.id
-                )
+                told = request.ticket, request.hooks
+                done = partial(self._flushed, *told, target, manifest.id)
                 self._flusher.submit(
                     FlushRequest(
                         manifest,
