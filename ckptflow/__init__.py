@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckptflow.checkpointer import Checkpointer, CheckpointWarning
+    from ckptflow.checkpointer.sharded import ShardedCheckpointer
     from ckptflow.checkpointer.ticket import Ticket
+    from ckptflow.data.boxes import Box
     from ckptflow.data.leaves import register_leaf
     from ckptflow.flush.options import Flushing
     from ckptflow.model import Export
@@ -40,6 +42,7 @@ __version__ = importlib.metadata.version("ckptflow")
 
 _HOMES = {
     "BestOf": "policy.retention",
+    "Box": "data.boxes",
     "CheckpointWarning": "checkpointer",
     "Checkpointer": "checkpointer",
     "EverySeconds": "policy.interval",
@@ -54,6 +57,7 @@ _HOMES = {
     "PosixTier": "tiers.posix",
     "Retention": "policy.retention",
     "Run": "workflow.run",
+    "ShardedCheckpointer": "checkpointer.sharded",
     "Site": "site",
     "Ticket": "checkpointer.ticket",
     "Tier": "tiers.tier",
@@ -75,6 +79,7 @@ _FACES = ("huggingface", "lightning", "torch")  # Modules for what may not be in
 
 __all__ = [
     "BestOf",
+    "Box",
     "CheckpointWarning",
     "Checkpointer",
     "EverySeconds",
@@ -89,6 +94,7 @@ __all__ = [
     "PosixTier",
     "Retention",
     "Run",
+    "ShardedCheckpointer",
     "Site",
     "Ticket",
     "Tier",

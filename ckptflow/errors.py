@@ -3,6 +3,7 @@
 CheckpointError
 ├── ConfigError             fix the site file or the arguments          (also ValueError)
 │   └── StateError              the state cannot be saved, or does not fit the checkpoint
+│       └── ReplicasDiffer          what is called replicated is not alike on all ranks
 ├── NotFoundError           nothing of that name: start from step 0 (also KeyError)
 ├── TierError               the place failed: use another copy or another tier
 │   ├── TierUnavailable         may pass when tried again
@@ -61,6 +62,15 @@ class StateError(ConfigError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),), vars(self))
+
+
+class ReplicasDiffer(StateError):
+    """What the application calls replicated is not alike on all ranks; nothing was committed.
+
+    ``mismatches`` names arrays and values that differ, as far as that is known.
+    """
+
+    kind = "replicas-differ"
 
 
 class NotFoundError(CheckpointError, KeyError):

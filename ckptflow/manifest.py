@@ -36,8 +36,8 @@ from ckptflow.model import (
 MAGIC = b"CKFMANI1"
 VERSION = 1
 SEAL_BYTES = 16
-COMPACT, FILTERS = "compact-extents", "frame-filters"
-FEATURES = frozenset({COMPACT, FILTERS})  # What this reader knows, and what it writes.
+COMPACT, FILTERS, SHARDS = "compact-extents", "frame-filters", "shards"
+FEATURES = frozenset({COMPACT, FILTERS, SHARDS})  # What this reader knows.
 
 _LEVEL, _LEVEL_LARGE = 12, 3  # Of zstd: what is small costs no time either way.
 _LARGE_BYTES = 1 << 15
@@ -123,7 +123,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
 def _document(manifest: Manifest) -> dict[str, Any]:
     return {
         "format": "ckptflow-checkpoint",
-        "features": sorted(FEATURES),
+        "features": sorted(FEATURES if _is_shard(manifest) else FEATURES - {SHARDS}),
         "run": manifest.lineage.run,
         "task": manifest.lineage.task,
         "step": manifest.id.step,
@@ -161,6 +161,14 @@ def _document(manifest: Manifest) -> dict[str, Any]:
         ],
         "structure": manifest.structure,
     }
+
+
+def _is_shard(manifest: Manifest) -> bool:
+    """Tell whether the structure says what the checkpoint is a part of."""
+    match manifest.structure:
+        case ["dict", "state", _, "rng", _, "shard", _]:
+            return True
+    return False
 
 
 def _layer(layer: DeltaLayer) -> dict[str, Any]:

@@ -25,6 +25,11 @@ LINEAGES = "lineages"
 FILL = 0xFFFFFFFF  # In the pack column of an extent table: no pack, a repeated pattern.
 KEEP = 0xFFFFFFFE  # In a delta layer: these bytes are as the layers below give them.
 
+SHARD_DIGITS = 5
+LOOKERS = 8  # Ranks of a program that look for the commits of all others, a call for each.
+WORLD_MAX = 10**SHARD_DIGITS - 1  # Ranks of one program, as many as a name has digits for.
+
+_SHARD = re.compile(r"(.+)\+(\d{5})of(\d{5})")
 _NAME = re.compile(rf"[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{NAME_MAX - 1}}}")
 _MANIFEST_KEY = re.compile(r"manifests/(\d{12})\.(\d{8})\.ckpt")
 _ATTEMPT_KEY = re.compile(r"attempts/(\d{8})\.(claim|resume|end)")
@@ -58,6 +63,52 @@ class LineageId:
     def prefix(self) -> str:
         """Folder of the lineage on every tier."""
         return f"{LINEAGES}/{self.run}/{self.task}"
+
+    @property
+    def attempts_prefix(self) -> str:
+        """Folder of the lineage whose attempts it has: its own, or of a shard, its set's."""
+        shard = self.shard
+        return self.prefix if shard is None else shard.set.prefix
+
+    @property
+    def shard(self) -> Shard | None:
+        """Which rank of which set has this lineage; ``None`` if it is that of a whole task."""
+        match = _SHARD.fullmatch(self.task)
+        if match is None or not int(match[2]) < int(match[3]):
+            return None
+        return Shard(LineageId(self.run, match[1]), int(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """The place of one rank among those that save together.
+
+    Raises:
+        ConfigError: the ranks do not have such a place, or the name of the task is too long.
+    """
+
+    set: LineageId
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world <= WORLD_MAX:
+            raise ConfigError(
+                f"There is no rank {self.rank} of {self.world}: ranks count from 0, and there "
+                f"are 1 to {WORLD_MAX} of them."
+            )
+
+    @property
+    def looks(self) -> bool:
+        """Whether this rank is one of those, about `LOOKERS`, that look what all have."""
+        return self.rank % max(1, self.world // LOOKERS) == 0
+
+    @property
+    def lineage(self) -> LineageId:
+        """The lineage of the shards of this rank."""
+        digits = SHARD_DIGITS
+        name = f"{self.set.task}+{self.rank:0{digits}}of{self.world:0{digits}}"
+        return LineageId(self.set.run, name)
 
 
 @dataclass(frozen=True, slots=True, order=True)

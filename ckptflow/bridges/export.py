@@ -32,8 +32,10 @@ from ckptflow.data.dtypes import numpy_dtype
 from ckptflow.data.leaves import encode_plain, is_plain
 from ckptflow.errors import ConfigError, FormatError, NotFoundError, TierFull
 from ckptflow.store.arrays import StoredArrays
+from ckptflow.store.sharding.partial import SetArrays
 
 Format = Literal["npz", "safetensors"]
+Arrays = StoredArrays | SetArrays
 NPZ_VALUES = "ckptflow.json"  # Member of an npz file with provenance and plain values.
 
 _WRITE_BYTES = 16 << 20
@@ -59,7 +61,7 @@ class Exported:
 
 
 def export(
-    stored: StoredArrays,
+    stored: Arrays,
     path: Path,
     *,
     file_format: Format | None = None,
@@ -106,7 +108,7 @@ def _format_of(path: Path, file_format: str | None) -> Format:
     )
 
 
-def _matching(stored: StoredArrays, only: Sequence[str]) -> list[str]:
+def _matching(stored: Arrays, only: Sequence[str]) -> list[str]:
     patterns = only or ["*"]
     names = [
         name
@@ -115,11 +117,13 @@ def _matching(stored: StoredArrays, only: Sequence[str]) -> list[str]:
     ]
     if not names:
         asked = f" whose name matches {', '.join(only)}" if only else ""
-        raise NotFoundError(f"{stored.lineage.id} {stored.manifest.id} has no array{asked}.")
+        raise NotFoundError(
+            f"{stored.manifest.lineage} {stored.manifest.id} has no array{asked}."
+        )
     return names
 
 
-def _check_types(stored: StoredArrays, names: Sequence[str], file_format: Format) -> None:
+def _check_types(stored: Arrays, names: Sequence[str], file_format: Format) -> None:
     def fits(name: str) -> bool:
         dtype = stored.specs[name].dtype
         if file_format == "npz":
@@ -163,7 +167,7 @@ def _complete_or_absent(path: Path) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
 
 
-def _describe(stored: StoredArrays, names: Sequence[str]) -> dict[str, Any]:
+def _describe(stored: Arrays, names: Sequence[str]) -> dict[str, Any]:
     """Return, as JSON-like values, which checkpoint this is and its plain leaves.
 
     A leaf that JSON cannot hold, and a set, is written as its ``repr``.
@@ -191,7 +195,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _write_npz(
-    stored: StoredArrays,
+    stored: Arrays,
     names: Sequence[str],
     file: IO[bytes],
     on_array: Callable[[str], None],
@@ -208,7 +212,7 @@ def _write_npz(
 
 
 def _write_safetensors(
-    stored: StoredArrays,
+    stored: Arrays,
     names: Sequence[str],
     file: IO[bytes],
     on_array: Callable[[str], None],

@@ -11,6 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -27,12 +28,14 @@ from ckptflow.checkpointer.arguments import (
     step_of,
     tiers_of,
 )
-from ckptflow.checkpointer.capturing import Capturing
+from ckptflow.checkpointer.capturing import Capturing, Whole, whole_of
 from ckptflow.checkpointer.endings import export_of, preempted
 from ckptflow.checkpointer.health import CheckpointWarning as CheckpointWarning
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
+from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.reading import Reading
 from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
@@ -55,7 +58,7 @@ S = TypeVar("S")
 _log = logging.getLogger("ckptflow")
 
 
-class Checkpointer:
+class Checkpointer(Reading):
     """The checkpoints of one task.
 
     Use it as a context manager: leaving it waits for what is being written, and raises what
@@ -112,7 +115,7 @@ class Checkpointer:
             self._objects,
             capture,
             self._packing,
-            rng=rng,
+            whole=self._whole(),
             budget_bytes=budget_bytes,
             on_waited=self._pace.blocked,
         )
@@ -128,21 +131,6 @@ class Checkpointer:
         return f"<Checkpointer {self._lineage.id}, attempt {self._history.attempt}>"
 
     # --- what it is ---
-
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return self._lineage.id.run
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return self._lineage.id.task
-
-    @property
-    def lineage(self) -> Lineage:
-        """The catalog of this task's checkpoints."""
-        return self._lineage
 
     @property
     def attempt(self) -> int:
@@ -216,7 +204,7 @@ class Checkpointer:
         if self._writer is not None:
             self._start_over()
         self._history.go_on_from(restored)
-        self._pace.start(self.restored_step, restored.base.manifest.pace if restored else {})
+        self._pace.start(self.restored_step, self._history.pace())
         if restored is None:
             if state is None:
                 raise NotFoundError(
@@ -416,10 +404,24 @@ class Checkpointer:
         self._tickets.append(ticket)
         self._capturing.submit(
             writer,
-            SaveRequest(ticket=ticket, captured=captured, metrics=metrics, outer=goes_to[1:]),
+            SaveRequest(
+                ticket=ticket,
+                captured=captured,
+                metrics=metrics,
+                outer=goes_to[1:],
+                hooks=self._hooks(step),
+            ),
         )
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
+
+    def _whole(self) -> Whole:
+        """Return the function that makes of a state what a checkpoint of it consists of."""
+        return partial(whole_of, rng=self._rng)
+
+    def _hooks(self, step: int) -> Hooks:  # noqa: ARG002
+        """Return what is to be done around the commit of a save, besides."""
+        return Hooks()
 
     def _checked_step(self, step: int) -> int:
         """Return the step as an int, if a save of it may happen now."""

@@ -24,6 +24,12 @@ from ckptflow.policy.capture import Capture, parse_capture
 from ckptflow.store.packing import Packing
 
 Act = Callable[[], None]
+Whole = Callable[[object], dict[str, Any]]
+
+
+def whole_of(state: object, *, rng: bool) -> dict[str, Any]:
+    """Return what a checkpoint of ``state`` consists of."""
+    return {"state": state, "rng": capture_rng() if rng else None}
 
 
 class Capturing:
@@ -33,13 +39,14 @@ class Capturing:
         objects: its state, as far as that is known.
         capture: which modes are asked for.
         packing: how checkpoints are compared and stored.
-        rng: whether random states are part of them.
+        whole: makes of a state what a checkpoint of it consists of.
         budget_bytes: for snapshots; ``None``: a part of what is available.
         on_waited: told for how long the application had to wait for a capture, in seconds.
 
     Attributes:
         capturer: takes the snapshots.
         wait: returns when the application may change its state.
+        whole: see above.
     """
 
     def __init__(
@@ -48,7 +55,7 @@ class Capturing:
         capture: Capture,
         packing: Packing,
         *,
-        rng: bool,
+        whole: Whole,
         budget_bytes: int | None,
         on_waited: Callable[[float], None],
     ) -> None:
@@ -59,7 +66,7 @@ class Capturing:
             chunk_bytes=packing.chunk_bytes,
             keeps_parent=packing.keeps_parent,
         )
-        self._rng = rng
+        self.whole = whole
         self._acts: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -78,10 +85,6 @@ class Capturing:
     def is_idle(self) -> bool:
         """Whether no capture is under way."""
         return self._idle.is_set()
-
-    def whole(self, state: object) -> dict[str, Any]:
-        """Return what a checkpoint of ``state`` consists of."""
-        return {"state": state, "rng": capture_rng() if self._rng else None}
 
     def prepare(self, state: object) -> None:
         """Make memory for the first snapshot while the application computes."""

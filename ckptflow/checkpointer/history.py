@@ -15,6 +15,7 @@ from ckptflow.model import CheckpointId
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.memory import Base
 from ckptflow.store.resume import Restored, restore_newest
+from ckptflow.store.sharding.launch import saved_together
 from ckptflow.tiers.tier import Tier
 
 
@@ -49,9 +50,12 @@ class History:
 
     def find(self, target: Any, *, step: int | None) -> Restored | None:
         """Restore a checkpoint into ``target``; see `store.resume.restore_newest`."""
-        return restore_newest(
+        found = restore_newest(
             self.lineage, target, step=step, attempt=self.attempt, note=self._note
         )
+        if found is None:
+            self._refuse_shards()
+        return found
 
     def go_on_from(self, restored: Restored | None) -> None:
         """Settle where this attempt begins: at a restored checkpoint, or at nothing."""
@@ -70,6 +74,16 @@ class History:
                 f"{self.lineage.id} has checkpoints up to {newest.id}, which this "
                 f"attempt did not restore. Call restore() before the first save, or use "
                 f"another run or task name to begin anew."
+            )
+        self._refuse_shards()
+
+    def _refuse_shards(self) -> None:
+        """Raise if the task was saved by ranks together: one alone would begin anew."""
+        if (world := saved_together(self.lineage)) is not None:
+            raise ConfigError(
+                f"{self.lineage.id} was saved by {world} ranks together, which this "
+                f"checkpointer cannot go on from. Use a ShardedCheckpointer, on any number of "
+                f"ranks, or another run or task name to begin anew."
             )
 
     def recorder(self) -> Callable[[], None] | None:
@@ -94,7 +108,7 @@ class History:
 
         Not of one whose copy could not be used: what is diffed against damage is lost with it.
         """
-        if self.restored is None:
+        if self.restored is None or self.restored.base is None:
             return {}
         base = self.restored.base
         sizes = {
@@ -108,9 +122,14 @@ class History:
         ]
         return {tier.name: base for tier in usable}
 
+    def pace(self) -> Mapping[str, Any]:
+        """Return what the checkpoint that was restored says of the pace of its task."""
+        is_own = self.restored is not None and self.restored.base is not None
+        return self.restored.base.manifest.pace if is_own else {}  # type: ignore[union-attr]
+
     def digests(self) -> dict[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""
-        if self.restored is None:
+        if self.restored is None or self.restored.base is None:
             return {}
         regions = self.restored.base.memory.regions
         return {name: region.chunks for name, region in regions.items()}

@@ -18,6 +18,7 @@ from typing import Any
 
 from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
+from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.kept import KeptSnapshots
 from ckptflow.checkpointer.runners import Hanging, Runner, Turn
 from ckptflow.checkpointer.taking import Captured
@@ -58,12 +59,14 @@ class SaveRequest:
         captured: its structure and bytes; nobody changes them until they are released.
         metrics: numbers from the application.
         outer: tiers to copy it to afterwards.
+        hooks: what else is to be done.
     """
 
     ticket: Ticket
     captured: Captured
     metrics: Mapping[str, float]
     outer: Sequence[Tier]
+    hooks: Hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +288,7 @@ class Writer:
                     sources=sources,
                     metrics=request.metrics,
                     pace=self._pace(),
-                    before_commit=partial(self._before_commit, runner, turn),
+                    before_commit=partial(self._before_commit, runner, turn, request.hooks),
                 )
             finally:
                 lock.release()
@@ -336,13 +339,14 @@ class Writer:
             self.failures.append(error)
             _log.warning("%s: %s", self._lineage.id, error)
 
-    def _before_commit(self, runner: Runner, turn: Turn[Base]) -> None:
+    def _before_commit(self, runner: Runner, turn: Turn[Base], hooks: Hooks) -> None:
         """Stop a commit if this attempt was overtaken, or nobody waits for it any more.
 
         A fence tier that cannot be asked holds no commit up, once it says where this attempt
         went on from: what an overtaken attempt commits after that is void, whenever it arrives.
         """
         with runner.watch.call(self._lineage.fence_tier):
+            hooks.before_commit()
             self._ask_and_record()
         turn.check()
 
@@ -395,7 +399,8 @@ class Writer:
         if targets:
             self._in_flight[manifest.id] = len(targets)
             for target in targets:
-                done = partial(self._flushed, request.ticket, target, manifest.id)
+                told = request.ticket, request.hooks
+                done = partial(self._flushed, *told, target, manifest.id)
                 self._flusher.submit(
                     FlushRequest(
                         manifest,
@@ -405,6 +410,7 @@ class Writer:
                         kept_elsewhere=self._retention,
                     )
                 )
+        request.hooks.committed(tier)
         self._prune_by_runner(tier)
         for full in self._health.full(self._lineage.tiers):  # Old ones may go meanwhile.
             self._prune_by_runner(full)
@@ -426,6 +432,7 @@ class Writer:
     def _flushed(
         self,
         ticket: Ticket,
+        hooks: Hooks,
         target: Tier,
         checkpoint: CheckpointId,
         error: CheckpointError | None,
@@ -436,6 +443,7 @@ class Writer:
                 del self._in_flight[checkpoint]
         if error is None:
             self._health.worked(target)
+            hooks.committed(target)
             ticket.mark_durable(target.level)
             return
         if not isinstance(error.__cause__, TierError):

@@ -9,21 +9,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckptflow.cli import naming, output, regions
+from ckptflow.cli import naming, output, regions, sets
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.data.leaves import shown
 from ckptflow.model import LineageId
 from ckptflow.store.arrays import StoredArrays
-from ckptflow.store.catalog import AttemptRecord
+from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.store.comparing.compare import type_of
 from ckptflow.store.quarantine import quarantined
+from ckptflow.store.sharding.partial import SetArrays
+from ckptflow.store.sharding.sets import ShardSets
+from ckptflow.store.sharding.survey import survey_set_lineage, survey_sets
 from ckptflow.store.survey import (
     CheckpointSummary,
     LineageSummary,
     survey_checkpoints,
     survey_lineage,
 )
+from ckptflow.tiers.tier import Tier
 from ckptflow.units import format_bytes
 
 VALUES_MAX = 20  # Plain values shown as text; JSON has all of them.
@@ -41,6 +45,9 @@ def ls(
 ) -> None:
     """List runs and tasks, or one task's checkpoints."""
     tiers = naming.open_store(store, site)
+    if name and "/" in name and (found_sets := sets.sets_of(tiers, naming.lineage_of(name))):
+        _list_sets(found_sets, as_json=json_output)
+        return
     lineages = naming.open_lineages(tiers, name, note=output.note)
     if name and "/" in name:
         found, attempts = survey_checkpoints(lineages[0]), lineages[0].attempts()
@@ -54,12 +61,35 @@ def ls(
             as_json=json_output,
         )
     else:
-        summaries = [survey_lineage(lineage) for lineage in lineages]
+        summaries = _summaries(tiers, lineages)
         output.show(
             {"lineages": summaries},
             lambda console: _print_lineages(console, summaries),
             as_json=json_output,
         )
+
+
+def _list_sets(found: ShardSets, *, as_json: bool) -> None:
+    summaries, attempts = survey_sets(found), found.lineage.attempts()
+    output.show(
+        {
+            "lineage": str(found.id),
+            "sets": [sets.document(one) for one in summaries],
+            "attempts": attempts,
+        },
+        lambda console: sets.print_sets(console, found, summaries),
+        as_json=as_json,
+    )
+
+
+def _summaries(tiers: list[Tier], lineages: list[Lineage]) -> list[LineageSummary]:
+    """Return all lineages at a glance; those of ranks that save together are one."""
+    tasks = {shard.set for one in lineages if (shard := one.id.shard) is not None}
+    found = [
+        survey_lineage(one) for one in lineages if one.id.shard is None and one.id not in tasks
+    ]
+    found += [survey_set_lineage(ShardSets(tiers, one, note=output.note)) for one in tasks]
+    return sorted(found, key=lambda one: one.lineage)
 
 
 @output.reports_errors
@@ -75,6 +105,10 @@ def show(
 ) -> None:
     """Show one checkpoint: its origin, arrays and values, and how they are stored."""
     tiers = naming.open_store(store, site)
+    named = naming.parse_name(name)
+    if (found_sets := sets.sets_of(tiers, named.lineage)) is not None:
+        _show_set(found_sets, named, as_json=json_output)
+        return
     lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
     stored = StoredArrays(lineage, lineage.manifest(found), note=output.note)
     facts = _facts(stored, found.void, [tier.name for tier in found.tiers])
@@ -93,6 +127,18 @@ def show(
         },
         lambda console: _print_checkpoint(console, stored, facts, reasons=reasons),
         as_json=json_output,
+    )
+
+
+def _show_set(found: ShardSets, named: naming.Name, *, as_json: bool) -> None:
+    chosen = sets.find_set(found, named.step, named.attempt)
+    summary = next(one for one in survey_sets(found) if one.found.id == chosen.id)
+    arrays = SetArrays(found, chosen, note=output.note)
+    facts = sets.facts(arrays, summary)
+    output.show(
+        {**facts, "arrays": sets.array_rows(arrays), "values": arrays.plain},
+        lambda console: sets.print_set(console, arrays, facts),
+        as_json=as_json,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from ckptflow.errors import ConfigError, NotFoundError
-from ckptflow.model import LineageId
+from ckptflow.model import LineageId, Shard
 from ckptflow.site import load_site
 from ckptflow.site.tiers import TierModel, model_at, open_tiers, place_of
 from ckptflow.store.arrays import StoredArrays
@@ -29,6 +29,8 @@ from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.store.descriptor import check_store
 from ckptflow.store.find import find_checkpoint, find_lineage, find_run
 from ckptflow.store.places import names_and_levels
+from ckptflow.store.sharding.launch import saved_together
+from ckptflow.store.sharding.sets import ShardSets
 from ckptflow.tiers.tier import Tier
 
 STORE_VARIABLE, SITE_VARIABLE = "CKPTFLOW_STORE", "CKPTFLOW_SITE"
@@ -171,13 +173,25 @@ def open_lineages(
     if text is None:
         found = lineages(tiers)
     elif "/" in text:
-        name = parse_name(text)
-        if name.step is not None:
-            raise ConfigError(f"{text!r} names one checkpoint; here it takes RUN or RUN/TASK.")
-        return [find_lineage(tiers, name.lineage, note=note)]
+        lineage = lineage_of(text)
+        if (sets := ShardSets(tiers, lineage, note=note)).worlds():
+            return [sets.shard(rank, world) for world in sets.worlds() for rank in range(world)]
+        return [find_lineage(tiers, lineage, note=note)]
     else:
         found = find_run(tiers, text)
-    return [Lineage(tiers, lineage, note=note) for lineage in found]
+    return [Lineage(tiers, one, note=note) for one in found]
+
+
+def lineage_of(text: str) -> LineageId:
+    """Return the lineage that ``RUN/TASK`` names.
+
+    Raises:
+        ConfigError: it is no name, or names one checkpoint.
+    """
+    name = parse_name(text)
+    if name.step is not None:
+        raise ConfigError(f"{text!r} names one checkpoint; here it takes RUN or RUN/TASK.")
+    return name.lineage
 
 
 def open_checkpoint(
@@ -191,6 +205,12 @@ def open_checkpoint(
     """
     name = parse_name(text)
     lineage = find_lineage(tiers, name.lineage, note=note)
+    if (world := saved_together(lineage)) is not None and lineage.id.shard is None:
+        one = Shard(lineage.id, 0, world).lineage
+        raise ConfigError(
+            f"{lineage.id} was saved by {world} ranks together; this command takes the "
+            f"checkpoints of one process, as those of one rank are: {one}."
+        )
     return lineage, find_checkpoint(lineage, step=name.step, attempt=name.attempt)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ckptflow.bridges.export import Format, export
-from ckptflow.cli import differences, naming, output
+from ckptflow.cli import differences, naming, output, sets
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
@@ -17,6 +17,7 @@ from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.comparing.compare import compare
 from ckptflow.store.comparing.descent import compare_values
 from ckptflow.store.comparing.tally import Tolerance
+from ckptflow.store.sharding.partial import SetArrays
 from ckptflow.units import format_bytes
 
 
@@ -151,7 +152,13 @@ def export_command(
 ) -> None:
     """Write the arrays of a checkpoint to one file."""
     tiers = naming.open_store(store, site)
-    stored, _rng = naming.open_arrays(tiers, name, note=output.note)
+    named = naming.parse_name(name)
+    stored: StoredArrays | SetArrays
+    if (of_ranks := sets.sets_of(tiers, named.lineage)) is not None:
+        one = sets.find_set(of_ranks, named.step, named.attempt)
+        stored = SetArrays(of_ranks, one, note=output.note)
+    else:
+        stored, _rng = naming.open_arrays(tiers, name, note=output.note)
     with output.progress() as bar:
         task = bar.add_task("export", total=len(stored))
         done = export(
@@ -162,7 +169,7 @@ def export_command(
             overwrite=force,
             on_array=lambda _name: bar.advance(task),
         )
-    source = f"{stored.lineage.id}@{stored.manifest.id.step}"
+    source = f"{stored.manifest.lineage}@{stored.manifest.id.step}"
     size = format_bytes(done.size_bytes)
     output.show(
         {"source": source, "path": done.path, "format": done.format,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ckptflow.cli import naming, output
+from ckptflow.cli import naming, output, sets
 from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
@@ -19,6 +19,7 @@ from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.descriptor import check_store, mend_store
 from ckptflow.store.find import is_there
 from ckptflow.store.repair import RepairReport, repair
+from ckptflow.store.sharding.sets import lacking
 from ckptflow.store.verify import CopyReport, Sample, parse_sample, verify_lineage
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import format_bytes
@@ -33,6 +34,12 @@ Chosen = list[tuple[Lineage, list[Found]]]
 def _chosen(tiers: list[Tier], name: str | None) -> Chosen:
     """Return the checkpoints that are named, by lineage."""
     if name and "@" in name:
+        named = naming.parse_name(name)
+        if (of_ranks := sets.sets_of(tiers, named.lineage)) is not None:
+            one = sets.find_set(of_ranks, named.step, named.attempt)
+            if one.missing:
+                output.note(f"{of_ranks.id} {one} is incomplete: {lacking(one)}.")
+            return sets.shards_in(of_ranks, one)
         lineage, found = naming.open_checkpoint(tiers, name, note=output.note)
         return [(lineage, [found])]
     lineages = naming.open_lineages(tiers, name, note=output.note)
@@ -130,12 +137,13 @@ def _checked_share(reports: list[tuple[LineageId, CopyReport]]) -> float:
 
 def _print_reports(console: Console, reports: list[tuple[LineageId, CopyReport]]) -> None:
     table = output.table("CHECKPOINT", "TIER", "CHECKED", "RESULT", numbers=("CHECKED",))
-    for lineage, report in reports:
-        checkpoint = _named(lineage, report.id)
-        checked = format_bytes(report.checked_bytes)
-        for problem in report.problems or ("sound",):
-            style = None if report.sound else "red"
-            output.add_row(table, [checkpoint, report.tier, checked, problem], style=style)
+    rows = [(lineage, report.id, report.tier, report) for lineage, report in reports]
+    for checkpoint, tier, ranks in sets.together(rows):
+        checked = format_bytes(sum(one.checked_bytes for one in ranks.values()))
+        problems = [problem for one in ranks.values() for problem in one.problems]
+        for problem in problems or ("sound",):
+            style = "red" if problems else None
+            output.add_row(table, [checkpoint, tier, checked, problem], style=style)
     damaged = sum(not report.sound for _, report in reports)
     console.print(table if reports else "Nothing to verify.")
     if reports:

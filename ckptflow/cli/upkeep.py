@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ckptflow.cli import naming, output
+from ckptflow.cli import naming, output, sets
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import CheckpointError, ConfigError, CorruptionError, NotFoundError
@@ -128,18 +128,23 @@ def _plan_as_data(lineage: LineageId, plan: PrunePlan) -> dict[str, object]:
 
 def _print_plans(console: Console, plans: Plans, *, dry_run: bool) -> None:
     table = output.table("CHECKPOINT", "TIER", "VERDICT", "WHY")
-    for lineage, plan in plans:
-        for verdict in plan.verdicts:
-            output.add_row(
-                table,
-                [
-                    f"{lineage}@{verdict.id.step}.{verdict.id.attempt}",
-                    plan.tier,
-                    "keep" if verdict.keep else "drop",
-                    "; ".join(verdict.reasons),
-                ],
-                style=None if verdict.keep else "red",
-            )
+    rows = [
+        (lineage, verdict.id, plan.tier, verdict)
+        for lineage, plan in plans
+        for verdict in plan.verdicts
+    ]
+    for name, tier, ranks in sets.together(rows):
+        for keep, reasons in {(one.keep, one.reasons): None for one in ranks.values()}:
+            some = [
+                rank
+                for rank, one in ranks.items()
+                if (one.keep, one.reasons) == (keep, reasons)
+            ]
+            why = "; ".join(reasons)
+            if len(some) < len(ranks):
+                why += f" ({sets.ranks_text(some)})"
+            row = [name, tier, "keep" if keep else "drop", why]
+            output.add_row(table, row, style=None if keep else "red")
     dropped = sum(not verdict.keep for _, plan in plans for verdict in plan.verdicts)
     freed = format_bytes(sum(plan.freed_bytes for _, plan in plans))
     if table.row_count:

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ckptflow.data import torch_arrays
+from ckptflow.data import boxes, torch_arrays
 from ckptflow.data.dtypes import (
     EXTENDED_BYTES,
     Unsupported,
@@ -136,6 +136,9 @@ def describe(value: Any) -> LiveArray | None:
     Raises:
         Unsupported: it is an array, but one that cannot be stored; says why and what to do.
     """
+    if isinstance(value, np.ndarray):
+        return _describe_numpy(value)
+    value = boxes.checked_local(value)
     if isinstance(value, np.ndarray):
         return _describe_numpy(value)
     if torch_arrays.is_tensor(value):
@@ -262,9 +265,13 @@ def write_from(live: LiveArray, array: Any, region: Bytes, spec: ArraySpec) -> N
         source = cells_at(spec.layout(address_of(region)), region)
         np.copyto(cells_at(live.layout, live.owner, writable=True), source)
     elif live.kind == "torch":
-        torch_arrays.assign(array, torch_arrays.over(region, spec.layout(), spec.dtype))
+        torch_arrays.assign(
+            boxes.local_of(array), torch_arrays.over(region, spec.layout(), spec.dtype)
+        )
     else:
-        array.set(np.ascontiguousarray(array_from(spec, region)).reshape(spec.shape))
+        boxes.local_of(array).set(
+            np.ascontiguousarray(array_from(spec, region)).reshape(spec.shape)
+        )
 
 
 def array_from(

@@ -201,30 +201,34 @@ class Flattened:
     Attributes:
         structure: how the regions make the state; not to be changed.
         table: the regions as columns.
+        division: how the arrays became regions.
+        owners: of the arrays, in the order of the structure: what keeps the memory of each.
+        leaves: the arrays as they lie in the state, in the same order.
     """
 
     structure: Node
     table: Table
-    _division: Division
+    division: Division
     _addresses: I64s
-    _owners: Sequence[Any]  # Keep the memory while it is read.
+    owners: Sequence[Any]
+    leaves: Sequence[Any]
     _regions: list[Region] | None = field(default=None, init=False)
 
     @property
     def names(self) -> list[str]:
         """The name of each region."""
-        return self._division.names
+        return self.division.names
 
     @property
     def item_bytes(self) -> list[int]:
         """Bytes of one number of each region's first array."""
-        return self._division.item_bytes
+        return self.division.item_bytes
 
     @property
     def regions(self) -> list[Region]:
         """The regions as objects, made when they are first asked for."""
         if self._regions is None:
-            self._regions = [self.region(number) for number in range(len(self._division))]
+            self._regions = [self.region(number) for number in range(len(self.division))]
         return self._regions
 
     @property
@@ -240,11 +244,11 @@ class Flattened:
     @property
     def gathered(self) -> list[int]:
         """Numbers of the regions that ``copy_gathered`` copies, and no address tells."""
-        return self._division.gathered
+        return self.division.gathered
 
     def region(self, number: int) -> Region:
         """Return one region; it keeps the memory of its arrays."""
-        return self._division.region(number, self.table, self._addresses, self._owners)
+        return self.division.region(number, self.table, self._addresses, self.owners)
 
     def copy_into(self, arena: memoryview | Bytes) -> list[memoryview]:
         """Copy all regions, the snapshot, and return one flat view of the copy for each.

@@ -128,7 +128,7 @@ class Slot:
         if self.scattered:
             arrays.write_from(self.live, self.target, self.region, self.spec)
         elif self.live.kind == "torch":
-            torch_arrays.mark_changed(self.target)
+            torch_arrays.mark_changed(self.live.owner)
 
     def value(self) -> Any:
         """Return the array: the target itself, or a new one."""

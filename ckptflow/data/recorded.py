@@ -84,7 +84,7 @@ class _Record:
         addresses, owners = self._facts.look(following.leaves)
         if not self._division.holds(addresses):
             raise Differs
-        return _flattened(self._root, self._division, addresses, owners)
+        return _flattened(self._root, self._division, addresses, owners, following.leaves)
 
 
 def _walked(state: object) -> tuple[_Record, Flattened]:
@@ -95,13 +95,19 @@ def _walked(state: object) -> tuple[_Record, Flattened]:
     division, facts = Division(walk.arrays), Facts(walk.arrays)
     owners = [one.live.owner for one in walk.arrays]
     record = _Record(root, facts, division, types)
-    return record, _flattened(root, division, division.addresses, owners)
+    leaves = [one.leaf for one in walk.arrays]
+    return record, _flattened(root, division, division.addresses, owners, leaves)
 
 
 def _flattened(
-    root: Step, division: Division, addresses: I64s, owners: Sequence[Any]
+    root: Step,
+    division: Division,
+    addresses: I64s,
+    owners: Sequence[Any],
+    leaves: Sequence[Any],
 ) -> Flattened:
-    return Flattened(root.node[1], division.table(addresses), division, addresses, owners)
+    table = division.table(addresses)
+    return Flattened(root.node[1], table, division, addresses, owners, leaves)
 
 
 class _Following:

@@ -8,9 +8,12 @@ same calls with another ``device``; that is untested here.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ckptflow.data import boxes
 from ckptflow.data.dtypes import EXTENDED_BYTES, Unsupported
+from ckptflow.data.leaves import segment
 from ckptflow.data.memory import Bytes, Layout
 
 _ORDER = "<" if sys.byteorder == "little" else ">"
@@ -44,6 +47,23 @@ def version(value: Any) -> int | None:
     if not is_tensor(value) or value.is_inference():
         return None
     return int(value._version)  # noqa: SLF001  Public in all but its name: autograd's notes.
+
+
+def is_data_parallel(value: Any) -> bool:
+    """Tell whether ``value`` is a module that data parallelism keeps alike on all ranks."""
+    kind = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def buffer_names(prefix: str, module: Any) -> Iterator[str]:
+    """Yield names of buffers that a data-parallel module takes from rank 0, with a prefix.
+
+    With and without the name of the wrapper.
+    """
+    if module.broadcast_buffers:
+        for name, _ in module.module.named_buffers():
+            plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
+            yield from (f"{prefix}{segment(one)}" for one in (plain, f"module.{plain}"))
 
 
 def describe(tensor: Any) -> Found:
@@ -149,4 +169,5 @@ def updated_by(optimizer: Any) -> set[int]:
     for state in optimizer.state.values():
         values = state.values() if isinstance(state, dict) else ()
         tensors += [one for one in values if is_tensor(one)]
-    return {one.data_ptr() for one in tensors if str(one.device) == "cpu" and one.numel()}
+    local = (boxes.local_of(one) for one in tensors)
+    return {one.data_ptr() for one in local if str(one.device) == "cpu" and one.numel()}

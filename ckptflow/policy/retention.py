@@ -107,6 +107,7 @@ class Candidate:
     id: CheckpointId
     metrics: Mapping[str, float] = field(default_factory=dict)
     good: bool = True  # Nothing is known against it.
+    flaw: str = "damaged"  # Else, what is.
     void: bool = False  # The history went on without it; it must never be restored.
     packs: Mapping[str, int] = field(default_factory=dict)  # What it needs, and their bytes.
 
@@ -292,8 +293,8 @@ def _verdict(
         why = tuple(text for _, text in reasons)
         return Verdict(one.id, bool(why), why or (f"no rule keeps it ({retention})",))
     if newest_good is not None and newest_good > one.id:
-        return Verdict(one.id, keep=False, reasons=(f"damaged, and {newest_good} is good",))
-    return Verdict(one.id, keep=True, reasons=("damaged, but nothing newer is good",))
+        return Verdict(one.id, keep=False, reasons=(f"{one.flaw}, and {newest_good} is good",))
+    return Verdict(one.id, keep=True, reasons=(f"{one.flaw}, but nothing newer is good",))
 
 
 def _count(text: str, whole: str) -> int:

@@ -293,7 +293,7 @@ def load(export: Export, into: Any = None) -> Any:
     lineage = Lineage(tiers, LineageId(export.run, export.task))
     target = None if into is None else {"state": into, "rng": ABSENT}
     restored = restore_newest(lineage, target, step=export.step)
-    if restored is None:
+    if restored is None or restored.base is None:
         raise NotFoundError(f"{lineage.id} has no checkpoint on any of its tiers.")
     if restored.base.manifest.root.hex() != export.root:
         raise CorruptionError(

@@ -13,19 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data.arrays import ArraySpec, array_from
+from ckptflow.data.extents import starts_of
 from ckptflow.data.leaves import Node
+from ckptflow.data.runs import Index, Runs
 from ckptflow.data.tree import iter_arrays, iter_plain
 from ckptflow.errors import CorruptionError, FormatError, NotFoundError
 from ckptflow.model import ExtentTable, Manifest, RegionEntry
 from ckptflow.store.catalog import Lineage
+from ckptflow.store.partial import PartialReader, scatter
 from ckptflow.store.rereading import consolidated
 from ckptflow.store.restore import read_checkpoint
+from ckptflow.store.slices import near, read_slice
 
 Part = Literal["state", "rng"]
 
@@ -90,11 +95,40 @@ class StoredArrays:
             self._kept = spec.region, self._read_region(spec.region)
         return array_from(spec, self._kept[1], as_bits=True)
 
+    def read_part(self, name: str, index: Index = ...) -> NDArray[Any]:
+        """Return what ``index`` picks of an array; reads about the bytes of that.
+
+        Raises:
+            NotFoundError: there is no array of that name.
+            ConfigError: ``index`` does not fit the array, or picks by lists or masks.
+            CorruptionError: some frame has no sound copy.
+        """
+        spec = self._spec(name)
+        return read_slice(spec, index, partial(self._fill, spec.region))
+
+    def _fill(self, region: int, runs: Runs, buffer: memoryview) -> None:
+        try:
+            self._fill_from(self.manifest, region, runs, buffer)
+        except CorruptionError:  # Its packs may have gone with a consolidation.
+            other = consolidated(self.lineage.tiers, self.manifest)
+            if other is None:
+                raise
+            self.manifest = other
+            self._fill_from(other, region, runs, buffer)
+
+    def _fill_from(
+        self, manifest: Manifest, region: int, runs: Runs, buffer: memoryview
+    ) -> None:
+        length = np.full(len(runs.start), runs.length, np.uint64)
+        start, target = runs.start.astype(np.uint64), starts_of(length)
+        with PartialReader(self.lineage.tiers, manifest, note=self._note) as reader:
+            scatter(reader, region, start, length, buffer=buffer, target=target)
+
     def _spec(self, name: str) -> ArraySpec:
         if name not in self.specs:
             raise NotFoundError(
                 f"{self.lineage.id} {self.manifest.id} has no array {name!r}; "
-                f"`ckptflow show` lists those it has."
+                f"{near(name, self.specs)}"
             )
         return self.specs[name]
 
@@ -118,20 +152,21 @@ class StoredArrays:
 def parts_of(structure: Node) -> dict[Part, Node]:
     """Return the nodes of the application's state and of the random states."""
     match structure:
-        case ["dict", "state", state, "rng", rng]:
+        case ["dict", "state", state, "rng", rng, *_]:
             return {"state": state, "rng": rng}
     return {"state": structure, "rng": None}
 
 
-def restrict(manifest: Manifest, number: int) -> Manifest:
-    """Return a manifest of one region only, with no packs but those it needs."""
-    rows = ExtentTable.of(manifest.region_layers()[number])
+def restrict(manifest: Manifest, *numbers: int) -> Manifest:
+    """Return a manifest of some regions, in this order, with no packs but those it needs."""
+    layers = manifest.region_layers()
+    rows = ExtentTable.of([table for number in numbers for table in layers[number]])
     used = np.unique(rows.pack[rows.stored])
     pack = rows.pack.copy()
     pack[rows.stored] = np.searchsorted(used, rows.pack[rows.stored])
     return replace(
         manifest,
-        regions=(manifest.regions[number],),
+        regions=tuple(manifest.regions[number] for number in numbers),
         packs=tuple(manifest.packs[int(old)] for old in used),
         extents=ExtentTable(rows.length, rows.source, pack, rows.period),
     )

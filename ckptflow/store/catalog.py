@@ -359,10 +359,10 @@ class Lineage:
         ]
 
     def _attempt_key(self, attempt: int, what: str) -> str:
-        return f"{self.id.prefix}/{attempt_key(attempt, what)}"
+        return f"{self.id.attempts_prefix}/{attempt_key(attempt, what)}"
 
     def _attempt_keys(self) -> list[tuple[int, str]]:
-        prefix = f"{self.id.prefix}/"
+        prefix = f"{self.id.attempts_prefix}/"
         keys = self.fence_tier.iter_keys(f"{prefix}attempts")
         parsed = (parse_attempt_key(key.removeprefix(prefix)) for key in keys)
         return [found for found in parsed if found]

@@ -19,6 +19,7 @@ from ckptflow.model import CheckpointId, Manifest, PackRef
 from ckptflow.store.catalog import Found, Lineage
 from ckptflow.store.guards import Notices, read_notices
 from ckptflow.store.quarantine import known_bad
+from ckptflow.store.sharding.sets import ShardSets
 from ckptflow.tiers.tier import Tier
 
 REMEMBERED_MAX = 1 << 17  # Manifests whose packs a prune remembers; about 100 bytes a pack.
@@ -58,12 +59,16 @@ class Inventory:
         packs: keys of all packs, relative to the lineage.
         notices: see `ckptflow.store.guards`.
         quarantined: checkpoints that attempts failed to restore, wherever they are.
+        complete: of a shard, those of which all shards are there; ``None`` if it is none.
+        elsewhere: of a shard, complete sets here by other numbers of ranks.
     """
 
     here: list[Here]
     packs: frozenset[str]
     notices: Notices
     quarantined: frozenset[CheckpointId] = frozenset()
+    complete: frozenset[CheckpointId] | None = None
+    elsewhere: frozenset[CheckpointId] = frozenset()
 
 
 class Known:
@@ -131,8 +136,20 @@ def look(
         if one.whole and one.needs and found.id not in notices.checkpoints:
             known.put(found.id, theirs, one.needs)
         here.append(one)
-    known.keep_only({one.found.id for one in here})
-    return Inventory(here, packs, notices, frozenset(known_bad(lineage)))
+    ids = {one.found.id for one in here}
+    known.keep_only(ids)
+    shard = lineage.id.shard
+    if shard is None:
+        return Inventory(here, packs, notices, frozenset(known_bad(lineage)))
+    sets = ShardSets(lineage.tiers, shard.set)
+    return Inventory(
+        here,
+        packs,
+        notices,
+        frozenset(known_bad(sets.shard(0, shard.world))),
+        frozenset(sets.complete_on(tier, ids, shard.world, look=shard.looks)),
+        frozenset(sets.complete_elsewhere(tier, shard.world)),
+    )
 
 
 def _read(lineage: Lineage, tier: Tier, found: Found, packs: frozenset[str]) -> Here | None:

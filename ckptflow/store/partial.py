@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ckptflow.data import merkle
 from ckptflow.data.digest import chunk_digests
-from ckptflow.data.extents import U64, cut, starts_of, union
+from ckptflow.data.extents import U64, cut, ramps, starts_of, union
+from ckptflow.data.ranges import copy_ranges
 from ckptflow.errors import CorruptionError, FormatError
 from ckptflow.model import DeltaLayer, ExtentTable, Manifest, RegionEntry
 from ckptflow.store.copies import Pack
@@ -141,6 +142,49 @@ class PartialReader:
             f"{self.manifest.lineage} {self.manifest.id} cannot be read in parts: their words "
             f"lie across each other. Another program wrote it?"
         )
+
+
+def scatter(
+    reader: PartialReader,
+    region: int,
+    start: U64,
+    length: U64,
+    *,
+    buffer: memoryview,
+    target: U64,
+) -> None:
+    """Read pieces of a region and copy each to its place, some at a time.
+
+    Args:
+        reader: of the checkpoint.
+        region: number of the region.
+        start: first byte of each piece in it, uint64 [n].
+        length: bytes of each, uint64 [n].
+        buffer: where they go.
+        target: first byte of each there, uint64 [n].
+    """
+    start, length, target = _bounded(start, length, target)
+    ends = np.cumsum(length)
+    first = 0
+    while first < len(start):
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + PART_BYTES, side="right")))
+        some = slice(first, last)
+        numbers = np.full(last - first, region, np.intp)
+        data, shifted = reader.read(numbers, start[some], length[some])
+        copy_ranges(data[region], buffer, shifted, target[some], length[some])
+        first = last
+
+
+def _bounded(start: U64, length: U64, target: U64) -> tuple[U64, U64, U64]:
+    """Cut pieces that are longer than what is read at a time."""
+    count = (length + np.uint64(PART_BYTES - 1)) // np.uint64(PART_BYTES)
+    if not len(count) or count.max() <= 1:
+        return start, length, target
+    of, nth = ramps(np.zeros(len(start), np.intp), count.astype(np.intp))
+    skip = nth.astype(np.uint64) * np.uint64(PART_BYTES)
+    rest = np.minimum(length[of] - skip, np.uint64(PART_BYTES))
+    return start[of] + skip, rest, target[of] + skip
 
 
 def _entry(entry: RegionEntry, size_bytes: int, rows: Sequence[ExtentTable]) -> RegionEntry:

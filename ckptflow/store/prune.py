@@ -290,7 +290,8 @@ def _judge(
 ) -> list[Verdict]:
     stays = dict.fromkeys(in_flight, "is being copied outward")
     stays |= dict.fromkeys(seen.notices.checkpoints, "is in use elsewhere")
-    candidates = [_candidate(one) for one in seen.here if not one.foreign]
+    candidates = [_candidate(one, seen) for one in seen.here if not one.foreign]
+    candidates += [Candidate(id=one) for one in seen.elsewhere]
     good = [one.id for one in candidates if one.good and not one.void]
     if sound := [one for one in good if one in proven]:
         stays.setdefault(max(sound), "the newest that was read as a whole and found sound")
@@ -305,12 +306,14 @@ def _judge(
     ]
 
 
-def _candidate(one: Here) -> Candidate:
+def _candidate(one: Here, seen: Inventory) -> Candidate:
     needs = one.needs
+    lacks = seen.complete is not None and one.found.id not in seen.complete
     return Candidate(
         id=one.found.id,
         metrics=needs.metrics if needs else {},
-        good=one.whole,
+        good=one.whole and not lacks,
+        flaw="not known to be complete" if one.whole else "damaged",
         void=one.found.void,
         packs={pack.key: pack.size_bytes for pack in needs.packs} if needs else {},
     )

@@ -33,14 +33,14 @@ class Restored:
     Attributes:
         id: which one.
         state: the state; the target itself where one was given.
-        base: what the next checkpoint can be diffed against.
+        base: what the next checkpoint can be diffed against; ``None`` if that is nothing.
         skipped: newer checkpoints that were passed over, with the reason, newest first.
         failed_tiers: names of those whose copy could not be used, wholly or in part.
     """
 
     id: CheckpointId
     state: Any
-    base: Base
+    base: Base | None
     skipped: tuple[tuple[CheckpointId, str], ...]
     failed_tiers: frozenset[str] = frozenset()
 

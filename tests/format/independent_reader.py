@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ import zstandard
 from ckh128 import digest, digests, merkle, text
 
 FILL, KEEP = 0xFFFFFFFF, 0xFFFFFFFE
-FEATURES = {"compact-extents", "frame-filters"}
+FEATURES = {"compact-extents", "frame-filters", "shards"}
+SHARD = r"(.+)\+(\d{5})of(\d{5})"
 
 
 class Refused(ValueError):
@@ -63,9 +65,11 @@ def checkpoints(store: Path, run: str, task: str) -> list[Checkpoint]:
     about = load((store / "ckptflow-store.json").read_bytes())
     check(about["format"] == "ckptflow-store" and about["version"] <= 1, f"version of {store}")
     lineage = store / "lineages" / run / task
+    shard = re.fullmatch(SHARD, task, re.ASCII)
+    attempts = lineage.with_name(shard[1] if shard else task) / "attempts"
     resumes = [
-        (attempt, load((lineage / f"attempts/{attempt:08d}.resume").read_bytes())["step"])
-        for (attempt,) in numbers(lineage / "attempts", r"(\d{8})\.resume")
+        (attempt, load((attempts / f"{attempt:08d}.resume").read_bytes())["step"])
+        for (attempt,) in numbers(attempts, r"(\d{8})\.resume")
     ]
     return [
         Checkpoint(lineage, step, attempt)
@@ -332,6 +336,88 @@ def value(node: Any, regions: list[bytearray]) -> Any:
         case list():
             raise Refused(f"unknown node {node!r}")
     return node
+
+
+# --- shards
+
+
+def sets(store: Path, run: str, task: str) -> list[list[Checkpoint]]:
+    """Return the complete sets that may be restored, the newest last: a shard of each rank."""
+    found: dict[tuple[int, int, int], dict[int, Checkpoint]] = {}
+    for folder in (store / "lineages" / run).iterdir():
+        shard = re.fullmatch(SHARD, folder.name, re.ASCII)
+        if shard and shard[1] == task:
+            rank, world = int(shard[2]), int(shard[3])
+            check(rank < world, f"{folder.name}: no rank")
+            for one in checkpoints(store, run, folder.name):
+                found.setdefault((one.step, one.attempt, world), {})[rank] = one
+    return [
+        [shards[rank] for rank in range(world)]
+        for (_, _, world), shards in sorted(found.items())
+        if len(shards) == world
+    ]
+
+
+class Part(NamedTuple):
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    item: int
+    offset: list[int]
+    array: np.ndarray
+
+
+def leaves(tree: Any) -> Iterator[np.ndarray]:
+    if isinstance(tree, dict):
+        for one in tree.values():
+            yield from leaves(one)
+    else:
+        yield tree
+
+
+def read_shard(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[Part], Any]:
+    """Return what a shard says of the whole, the parts that it has, and its random states."""
+    document, regions = read_regions(checkpoint)
+    check("shards" in document["features"], f"{checkpoint}: is no shard")
+    whole = value(document["structure"], regions)
+    about = load(whole["shard"]["map"].encode())
+    shard = re.fullmatch(SHARD, checkpoint.lineage.name, re.ASCII)
+    says = [whole["shard"]["rank"], whole["shard"]["world"]]
+    check(shard and says == [int(shard[2]), int(shard[3])], f"{checkpoint}: is of {says}")
+    arrays, parts = list(leaves(whole["state"])), []
+    check(len(arrays) == len(about["parts"]), "parts")
+    columns = zip(about["names"], about["kinds"], about["shapes"], about["items"], strict=True)
+    regions_ = list(columns)
+    for (number, offset, lengths), array in zip(about["parts"], arrays, strict=True):
+        name, kind, shape, item = regions_[number]
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        box = raw.reshape(*lengths, item)
+        parts.append(Part(kind, name, tuple(shape), item, offset, box))
+    return about, parts, whole["rng"]
+
+
+def read_set(shards: list[Checkpoint], rank: int = 0) -> Any:
+    """Return the state that a rank had, put together from all shards of a set."""
+    read_ = [read_shard(one) for one in shards]
+    roots = [about["roots"] for about, _, _ in read_ if about["roots"] is not None]
+    check(all(one == roots[0] for one in roots), "the ranks had different replicated arrays")
+    about, regions = read_[rank][0], []
+    columns = (about[name] for name in ("names", "kinds", "shapes", "items"))
+    for name, kind, shape, item in zip(*columns, strict=True):
+        whole, there = np.zeros((*shape, item), np.uint8), np.zeros(shape, bool)
+        for owner, (_, parts, _) in enumerate(read_):
+            for part in parts:
+                is_own = part.kind == kind == "o" and owner == rank
+                if part.name != name or not (is_own or "o" not in {part.kind, kind}):
+                    continue
+                check((list(part.shape), part.item) == (shape, item), f"{name}: shapes")
+                ends = np.add(part.offset, part.array.shape[:-1])
+                check((ends <= shape).all(), f"{name}: outside")
+                where = tuple(map(slice, part.offset, ends.tolist()))
+                whole[where], there[where] = part.array, True
+        check(there.all(), f"{name}: no shard has all of it")
+        regions.append(bytearray(whole.tobytes()))
+    return value(about["structure"], regions)
 
 
 def read(store: Path, run: str, task: str, step: int | None = None) -> dict[str, Any]:

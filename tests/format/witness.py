@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 import unseal
-from independent_reader import checkpoints, read_manifest, read_regions, value
+from independent_reader import (
+    checkpoints,
+    read_manifest,
+    read_regions,
+    read_set,
+    sets,
+    value,
+)
 
 STATE_BYTES_MAX = 64 << 20  # Of one test: what is larger would cost more than it could show.
 
@@ -38,6 +45,10 @@ def read_again(folder: Path, *, state_bytes_max: int = STATE_BYTES_MAX) -> list[
                     document, regions = read_regions(checkpoint)
                     value(document["structure"], regions)
                     done.append(lineage)
+        for name in sorted({one.name.partition("+")[0] for one in done if "+" in one.name}):
+            for run in {one.parent for one in done if one.name.startswith(f"{name}+")}:
+                for shards in sets(mark.parent, run.name, name)[-2:]:
+                    read_set(shards, len(shards) - 1)
     return done
 
 

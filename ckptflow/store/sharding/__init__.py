@@ -1,0 +1,1 @@
+"""One checkpoint by many ranks: shards that commit by themselves, and the sets they make."""
