@@ -31,7 +31,7 @@ from ckptflow.policy.capture import (
     choose,
 )
 from ckptflow.store.memory import Memory
-from ckptflow.store.planning.changes import wanted_whole
+from ckptflow.store.planning.changes import wanted_cells, wanted_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,12 @@ class _Wanted:
 
     Attributes:
         whole: names of the regions of which the writer will want all bytes.
+        cells: of which it will want the digests of all cells, and of what size.
         cell_bytes: per region, the unit in which it looks at them.
     """
 
     whole: frozenset[str] = frozenset()
+    cells: Mapping[str, int] = field(default_factory=dict)
     cell_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -185,7 +187,8 @@ class Capturer:
             name = snapshot.names[number]
             snapshot.learn(number, memory.regions[name].chunks)
         self._wanted = _Wanted(
-            wanted_whole(memory, self._chunk_bytes),
+            wanted_whole(memory),
+            wanted_cells(memory, self._chunk_bytes),
             {name: region.cell_bytes for name, region in memory.regions.items()},
         )
         if captured.parent is not None:
@@ -210,14 +213,17 @@ class Capturer:
         how = np.where(whole, snapshots.WHOLE, snapshots.NOTHING)
         how |= np.where(digested, snapshots.DIGEST, snapshots.NOTHING)
         grain = np.ones(len(choices), np.uint64)
+        cells: dict[int, int] = {}
         expected = np.where(whole, places.nbytes, np.uint64(0)).astype(np.float64)
         for number in np.flatnonzero(digested).tolist():
             name, size = snapshot.names[number], int(places.nbytes[number])
             cell_bytes = self._wanted.cell_bytes.get(name, 0)
             grain[number] = max(1, cell_bytes // self._chunk_bytes)
             if not whole[number]:
+                if name in self._wanted.cells:
+                    cells[number] = self._wanted.cells[name]
                 expected[number] = min(size, size * (2 * self._changed.get(name, 0.0) + 1 / 16))
-        return Plan(choices, parent, before, how, grain, later, int(expected.sum()))
+        return Plan(choices, parent, before, how, grain, cells, later, int(expected.sum()))
 
     def _choices(
         self, flattened: Flattened, snapshot: Snapshot, parent: Parent

@@ -9,8 +9,8 @@ is no room for it the application's own memory is read, and the application has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ckptflow.checkpointer.arena import Arena, ArenaPool
 from ckptflow.data import snapshot as snapshots
 from ckptflow.data.buffers import U64s
+from ckptflow.data.digest import chunk_digests
 from ckptflow.data.division import Flattened, Region
 from ckptflow.data.guarding import ReadOnly, versions
 from ckptflow.data.snapshot import Parent, Places, Snapshot
@@ -96,6 +97,7 @@ class Plan:
     before: Snapshot | None
     how: U64s
     grain: U64s
+    cells: Mapping[int, int]  # Of which regions all cells are digested, of what size in bytes.
     later: Mask  # Which are captured after the call.
     expected_bytes: int
 
@@ -145,6 +147,7 @@ class Take:
     def _hold_or_go_live(self, which: Mask) -> None:
         """Capture some regions; if there is too little room for what changed, all of them."""
         if self._hold(which, self._plan.how):
+            self._digest_cells(which)
             return
         arena, size_bytes = self._arena, self._snapshot.places.arena_bytes
         assert arena is not None, "there was too little room in it"
@@ -152,6 +155,20 @@ class Take:
             which, self._plan.how | snapshots.WHOLE
         ):
             self._go_live(which)
+
+    def _digest_cells(self, which: Mask) -> None:
+        """Digest the cells of some regions where they lie, for a writer that has not all bytes.
+
+        Without them chunks are compared as a whole. Digests of something else than the chunks
+        were digested of would say of a cell that it did not change although it did.
+        """
+        for number in (n for n in self._plan.cells if which[n]):
+            data, view = self._flattened.region(number).data, self.captured.regions[number]
+            assert data is not None, "what lies elsewhere is copied as a whole"
+            cell_bytes, only = self._plan.cells[number], np.zeros(len(which), np.bool_)
+            cells, only[number] = chunk_digests(data, cell_bytes), True
+            if not snapshots.torn(self._snapshot, self._address, only):
+                self.captured.regions[number] = replace(view, cells=(cell_bytes, cells))
 
     def _hold(self, which: Mask, how: U64s) -> bool:
         """Capture some regions; return whether there was room."""

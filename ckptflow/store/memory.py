@@ -43,6 +43,8 @@ class NamedRegion:
         item_bytes: bytes of one element, for filters that work on words; 1 if not known.
         digests: of its chunks, as they were captured, uint64 [n, 2]; ``None``: to be computed.
         held: which of its chunks are there, bool [n]; ``None``: all are. Only with digests.
+        cells: the size of cells in bytes, and the digests of all of them, uint64 [m, 2], where
+            somebody who could read all bytes computed them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NamedRegion:
     item_bytes: int = 1
     digests: U64s | None = None
     held: NDArray[np.bool_] | None = None
+    cells: tuple[int, U64s] | None = None
 
     @property
     def is_whole(self) -> bool:
