@@ -108,12 +108,9 @@ class History:
         ]
         return {tier.name: base for tier in usable}
 
-    def digests(self) -> dict[str, U64s]:
+    def digests(self) -> Mapping[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""
-        if self.restored is None:
-            return {}
-        regions = self.restored.base.memory.regions
-        return {name: region.chunks for name, region in regions.items()}
+        return {} if self.restored is None else self.restored.base.digests
 
 
 def _holds(tier: Tier, sizes: Mapping[str, int]) -> bool:

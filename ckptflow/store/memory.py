@@ -229,10 +229,17 @@ class Base:
     Args:
         manifest: the checkpoint.
         memory: of it; or a function that makes it when it is first asked for.
+        digests: of the chunks of its regions by their names, if they are at hand.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory | Callable[[], Memory]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        memory: Memory | Callable[[], Memory],
+        digests: Mapping[str, U64s] | None = None,
+    ) -> None:
         self.manifest, self._memory, self._lock = manifest, memory, threading.Lock()
+        self.digests: Mapping[str, U64s] = digests or {}
 
     @property
     def memory(self) -> Memory:
@@ -260,7 +267,8 @@ def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence
         small = cell_bytes < manifest.chunk_bytes
         cells = chunk_digests(data, cell_bytes) if small else None
         regions[entry.name] = RegionMemory(digests, cell_bytes, cells)
-    return Base(manifest, partial(_remembered, manifest, regions))
+    of_regions = {name: region.chunks for name, region in regions.items()}
+    return Base(manifest, partial(_remembered, manifest, regions), of_regions)
 
 
 def _remembered(manifest: Manifest, regions: dict[str, RegionMemory]) -> Memory:
