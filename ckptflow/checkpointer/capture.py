@@ -126,6 +126,7 @@ class Capturer:
 
         Raises:
             StateError: it cannot be saved; the message lists every problem.
+            TornCapture: a region was torn before, and is being written to even now.
         """
         flattened, snapshot = self._flatten(state)
         self.arenas.in_flight_max = in_flight_max
@@ -141,17 +142,18 @@ class Capturer:
             plan = self._plan(flattened, snapshot)
         take = Take(self.arenas, flattened, snapshot, plan, arena)
         captured = take.captured
+        self._before = snapshot
         try:
             take.run(~plan.later)
-        except BaseException:  # A device may fail; the next save needs the memory.
+            if plan.later.any() and not captured.live:
+                take.guard()
+                captured.unfinished = partial(self._finish, take)
+            else:
+                take.check_again()
+        except BaseException as error:  # A device may fail; the next save needs the memory.
             captured.release()
+            self._give_up(error)
             raise
-        self._before = snapshot
-        if plan.later.any() and not captured.live:
-            captured.unfinished = partial(self._finish, take)
-            take.guard()
-        else:
-            take.check_again()
         return captured
 
     def _finish(self, take: Take) -> None:
@@ -162,12 +164,13 @@ class Capturer:
         """
         try:
             take.finish()
-        except TornCapture as error:
-            self.note_torn(error.regions)
+        except BaseException as error:
+            self._give_up(error)
             raise
-        except BaseException:
-            self.forget()
-            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Take note that a snapshot could not be taken."""
+        self.note_torn(error.regions if isinstance(error, TornCapture) else ())
 
     def note_torn(self, names: Collection[str]) -> None:
         """Copy some regions from now on, and hold all of the next snapshot."""
@@ -275,7 +278,7 @@ def shown_name(name: str) -> str:
 
 def _all_in(flattened: Flattened, number: int, addresses: Collection[int]) -> bool:
     """Tell whether all arrays of a region lie at some addresses."""
-    return all(_address(owner) in addresses for owner in flattened.region(number).owners)
+    return all(_address(owner) in addresses for owner in flattened.owners(number))
 
 
 def _address(owner: object) -> int | None:

@@ -44,6 +44,7 @@ class Captured:
         arenas: where the arena is from.
         arena: where the others lie.
         unfinished: captures what was left for later; ``None`` if nothing was.
+        guard: keeps what is live from being written to, as far as that can be done.
     """
 
     structure: Any
@@ -53,6 +54,7 @@ class Captured:
     parent: Parent | None = None
     live: bool = False
     unfinished: Callable[[], None] | None = None
+    guard: ReadOnly = field(default_factory=ReadOnly)
     arenas: ArenaPool | None = None
     arena: Arena | None = None
     _readers: int = 1
@@ -121,7 +123,7 @@ class Take:
         self._flattened, self._count = flattened, len(flattened.names)
         self._snapshot, self._plan, self._arena = snapshot, plan, arena
         self._address = flattened.table.address
-        self._guard, self._versions = ReadOnly(), dict[int, list[int | None]]()
+        self._versions: dict[int, list[int | None]] = {}
         self.captured = Captured(
             flattened.structure,
             [],
@@ -254,19 +256,25 @@ class Take:
     def guard(self) -> None:
         """Keep what is captured later from being written to, as far as that can be done."""
         for number in np.flatnonzero(self._plan.later).tolist():
-            owners = self._flattened.region(number).owners
-            self._guard.freeze(owners)
+            owners = self._flattened.owners(number)
+            self.captured.guard.freeze(owners)
             self._versions[number] = versions(owners)
 
     def finish(self) -> None:
-        """Capture what was left for later, and make sure that nothing wrote to it."""
+        """Capture what was left for later, and make sure that nothing wrote to it.
+
+        What turned out to have no room is live, and stays guarded.
+        """
         later = self._plan.later
         try:
             self._hold_or_go_live(later)
             if not self.captured.live:
                 self._check(later)
-        finally:
-            self._guard.lift()
+        except BaseException:
+            self.captured.guard.lift()
+            raise
+        if not self.captured.live:
+            self.captured.guard.lift()
 
     def check_again(self) -> None:
         """Look once more at regions that were torn before, and were copied now."""
@@ -279,7 +287,7 @@ class Take:
         wrong = [
             number
             for number, before in self._versions.items()
-            if versions(self._flattened.region(number).owners) != before
+            if versions(self._flattened.owners(number)) != before
         ]
         wrong += snapshots.torn(self._snapshot, self._address, which)
         if wrong:

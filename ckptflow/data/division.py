@@ -21,7 +21,7 @@ from ckptflow.data.arrays import ArraySpec, LiveArray, read_into
 from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import I64s
 from ckptflow.data.leaves import Node
-from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, owner_of, same_strides
+from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, same_strides
 from ckptflow.data.overlap import Block, Form, blocks, span, without_repeats
 from ckptflow.data.tree import array_node
 from ckptflow.data.walk import Found
@@ -50,15 +50,6 @@ class Region:
     pieces: tuple[Piece, ...]
     has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
     item_bytes: int = 1  # Of one number of its first array, for filters that work on words.
-
-    @property
-    def owners(self) -> list[Any]:
-        """The arrays whose memory ``data`` is; none if there is no such view."""
-        if self.data is None:
-            return []
-        owner = owner_of(self.data)
-        assert isinstance(owner, list), "a region is made of arrays"
-        return owner
 
     def copy_into(self, out: Bytes) -> None:
         """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""
@@ -166,7 +157,7 @@ class Division:
         name, nbytes = self.names[number], int(self._nbytes[number])
         gathered, item_bytes = self._gathered.get(number), self.item_bytes[number]
         if gathered is None:
-            owned = [owners[i] for i in self._members[number]]
+            owned = self.owners(number, owners)
             data = bytes_at(int(table.address[number]), nbytes, owned)
             return Region(name, nbytes, data, (), item_bytes=item_bytes)
         pieces = [
@@ -179,6 +170,10 @@ class Division:
             for i, live, spec in zip(*gathered[:3], strict=True)
         ]
         return Region(name, nbytes, None, tuple(pieces), gathered.has_gaps, item_bytes)
+
+    def owners(self, number: int, owners: Sequence[Any]) -> list[Any]:
+        """Return those of the owners of all arrays that are owners of a region's."""
+        return [owners[i] for i in self._members[number]]
 
     @property
     def gathered(self) -> list[int]:
@@ -233,6 +228,10 @@ class Flattened:
     def gathered(self) -> list[int]:
         """Numbers of the regions that ``copy_gathered`` copies, and no address tells."""
         return self._division.gathered
+
+    def owners(self, number: int) -> list[Any]:
+        """Return what keeps the memory of the arrays of a region: these, or copies of them."""
+        return self._division.owners(number, self._owners)
 
     def region(self, number: int) -> Region:
         """Return one region; it keeps the memory of its arrays."""

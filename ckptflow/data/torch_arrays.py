@@ -155,4 +155,4 @@ def updated_by(optimizer: Any) -> set[int]:
     for state in optimizer.state.values():
         values = state.values() if isinstance(state, dict) else ()
         tensors += [one for one in values if is_tensor(one)]
-    return {one.data_ptr() for one in tensors if str(one.device) == "cpu" and one.numel()}
+    return {one.data_ptr() for one in tensors if one.is_cpu and one.numel()}
