@@ -264,6 +264,7 @@ class Checkpointer(Reading):
 
         Raises:
             StateError: the state cannot be saved; the message lists every problem.
+            TornCapture: something writes to it at this very moment, and not for the first time.
             ConfigError: ``step`` does not grow, or older checkpoints were not looked at.
             FencedError: a newer attempt of this task has taken over.
             TierError: the attempt could not be claimed. What goes wrong later fails the ticket.

@@ -31,7 +31,7 @@ from ckptflow.policy.capture import (
     choose,
 )
 from ckptflow.store.memory import Memory
-from ckptflow.store.planning.changes import wanted_whole
+from ckptflow.store.planning.changes import wanted_cells, wanted_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,12 @@ class _Wanted:
 
     Attributes:
         whole: names of the regions of which the writer will want all bytes.
+        cells: of which it will want the digests of all cells, and of what size.
         cell_bytes: per region, the unit in which it looks at them.
     """
 
     whole: frozenset[str] = frozenset()
+    cells: Mapping[str, int] = field(default_factory=dict)
     cell_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -124,6 +126,7 @@ class Capturer:
 
         Raises:
             StateError: it cannot be saved; the message lists every problem.
+            TornCapture: a region was torn before, and is being written to even now.
         """
         flattened, snapshot = self._flatten(state)
         self.arenas.in_flight_max = in_flight_max
@@ -139,17 +142,18 @@ class Capturer:
             plan = self._plan(flattened, snapshot)
         take = Take(self.arenas, flattened, snapshot, plan, arena)
         captured = take.captured
+        self._before = snapshot
         try:
             take.run(~plan.later)
-        except BaseException:  # A device may fail; the next save needs the memory.
+            if plan.later.any() and not captured.live:
+                take.guard()
+                captured.unfinished = partial(self._finish, take)
+            else:
+                take.check_again()
+        except BaseException as error:  # A device may fail; the next save needs the memory.
             captured.release()
+            self._give_up(error)
             raise
-        self._before = snapshot
-        if plan.later.any() and not captured.live:
-            captured.unfinished = partial(self._finish, take)
-            take.guard()
-        else:
-            take.check_again()
         return captured
 
     def _finish(self, take: Take) -> None:
@@ -160,12 +164,13 @@ class Capturer:
         """
         try:
             take.finish()
-        except TornCapture as error:
-            self.note_torn(error.regions)
+        except BaseException as error:
+            self._give_up(error)
             raise
-        except BaseException:
-            self.forget()
-            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Take note that a snapshot could not be taken."""
+        self.note_torn(error.regions if isinstance(error, TornCapture) else ())
 
     def note_torn(self, names: Collection[str]) -> None:
         """Copy some regions from now on, and hold all of the next snapshot."""
@@ -185,7 +190,8 @@ class Capturer:
             name = snapshot.names[number]
             snapshot.learn(number, memory.regions[name].chunks)
         self._wanted = _Wanted(
-            wanted_whole(memory, self._chunk_bytes),
+            wanted_whole(memory),
+            wanted_cells(memory, self._chunk_bytes),
             {name: region.cell_bytes for name, region in memory.regions.items()},
         )
         if captured.parent is not None:
@@ -210,14 +216,17 @@ class Capturer:
         how = np.where(whole, snapshots.WHOLE, snapshots.NOTHING)
         how |= np.where(digested, snapshots.DIGEST, snapshots.NOTHING)
         grain = np.ones(len(choices), np.uint64)
+        cells: dict[int, int] = {}
         expected = np.where(whole, places.nbytes, np.uint64(0)).astype(np.float64)
         for number in np.flatnonzero(digested).tolist():
             name, size = snapshot.names[number], int(places.nbytes[number])
             cell_bytes = self._wanted.cell_bytes.get(name, 0)
             grain[number] = max(1, cell_bytes // self._chunk_bytes)
             if not whole[number]:
+                if name in self._wanted.cells:
+                    cells[number] = self._wanted.cells[name]
                 expected[number] = min(size, size * (2 * self._changed.get(name, 0.0) + 1 / 16))
-        return Plan(choices, parent, before, how, grain, later, int(expected.sum()))
+        return Plan(choices, parent, before, how, grain, cells, later, int(expected.sum()))
 
     def _choices(
         self, flattened: Flattened, snapshot: Snapshot, parent: Parent
@@ -269,7 +278,7 @@ def shown_name(name: str) -> str:
 
 def _all_in(flattened: Flattened, number: int, addresses: Collection[int]) -> bool:
     """Tell whether all arrays of a region lie at some addresses."""
-    return all(_address(owner) in addresses for owner in flattened.region(number).owners)
+    return all(_address(owner) in addresses for owner in flattened.owners_of(number))
 
 
 def _address(owner: object) -> int | None:

@@ -151,4 +151,5 @@ def _submit(writer: Writer, request: SaveRequest) -> None:
     writer.submit(request)
     if request.captured.live:  # No room for a snapshot: it holds still until it is written.
         request.ticket.wait_written()
+        request.captured.guard.lift()
     request.ticket.mark_captured()

@@ -127,12 +127,11 @@ class History:
         is_own = self.restored is not None and self.restored.base is not None
         return self.restored.base.manifest.pace if is_own else {}  # type: ignore[union-attr]
 
-    def digests(self) -> dict[str, U64s]:
+    def digests(self) -> Mapping[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""
         if self.restored is None or self.restored.base is None:
             return {}
-        regions = self.restored.base.memory.regions
-        return {name: region.chunks for name, region in regions.items()}
+        return self.restored.base.digests
 
 
 def _holds(tier: Tier, sizes: Mapping[str, int]) -> bool:

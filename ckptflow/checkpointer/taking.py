@@ -9,8 +9,8 @@ is no room for it the application's own memory is read, and the application has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ckptflow.checkpointer.arena import Arena, ArenaPool
 from ckptflow.data import snapshot as snapshots
 from ckptflow.data.buffers import U64s
+from ckptflow.data.digest import chunk_digests
 from ckptflow.data.division import Flattened, Region
 from ckptflow.data.guarding import ReadOnly, versions
 from ckptflow.data.snapshot import Parent, Places, Snapshot
@@ -43,6 +44,7 @@ class Captured:
         arenas: where the arena is from.
         arena: where the others lie.
         unfinished: captures what was left for later; ``None`` if nothing was.
+        guard: keeps what is live from being written to, as far as that can be done.
     """
 
     structure: Any
@@ -52,6 +54,7 @@ class Captured:
     parent: Parent | None = None
     live: bool = False
     unfinished: Callable[[], None] | None = None
+    guard: ReadOnly = field(default_factory=ReadOnly)
     arenas: ArenaPool | None = None
     arena: Arena | None = None
     _readers: int = 1
@@ -96,6 +99,7 @@ class Plan:
     before: Snapshot | None
     how: U64s
     grain: U64s
+    cells: Mapping[int, int]  # Of which regions all cells are digested, of what size in bytes.
     later: Mask  # Which are captured after the call.
     expected_bytes: int
 
@@ -119,7 +123,7 @@ class Take:
         self._flattened, self._count = flattened, len(flattened.names)
         self._snapshot, self._plan, self._arena = snapshot, plan, arena
         self._address = flattened.table.address
-        self._guard, self._versions = ReadOnly(), dict[int, list[int | None]]()
+        self._versions: dict[int, list[int | None]] = {}
         self.captured = Captured(
             flattened.structure,
             [],
@@ -145,6 +149,7 @@ class Take:
     def _hold_or_go_live(self, which: Mask) -> None:
         """Capture some regions; if there is too little room for what changed, all of them."""
         if self._hold(which, self._plan.how):
+            self._digest_cells(which)
             return
         arena, size_bytes = self._arena, self._snapshot.places.arena_bytes
         assert arena is not None, "there was too little room in it"
@@ -152,6 +157,20 @@ class Take:
             which, self._plan.how | snapshots.WHOLE
         ):
             self._go_live(which)
+
+    def _digest_cells(self, which: Mask) -> None:
+        """Digest the cells of some regions where they lie, for a writer that has not all bytes.
+
+        Without them chunks are compared as a whole. Digests of something else than the chunks
+        were digested of would say of a cell that it did not change although it did.
+        """
+        for number in (n for n in self._plan.cells if which[n]):
+            data, view = self._flattened.region(number).data, self.captured.regions[number]
+            assert data is not None, "what lies elsewhere is copied as a whole"
+            cell_bytes, only = self._plan.cells[number], np.zeros(len(which), np.bool_)
+            cells, only[number] = chunk_digests(data, cell_bytes), True
+            if not snapshots.torn(self._snapshot, self._address, only):
+                self.captured.regions[number] = replace(view, cells=(cell_bytes, cells))
 
     def _hold(self, which: Mask, how: U64s) -> bool:
         """Capture some regions; return whether there was room."""
@@ -237,19 +256,25 @@ class Take:
     def guard(self) -> None:
         """Keep what is captured later from being written to, as far as that can be done."""
         for number in np.flatnonzero(self._plan.later).tolist():
-            owners = self._flattened.region(number).owners
-            self._guard.freeze(owners)
+            owners = self._flattened.owners_of(number)
+            self.captured.guard.freeze(owners)
             self._versions[number] = versions(owners)
 
     def finish(self) -> None:
-        """Capture what was left for later, and make sure that nothing wrote to it."""
+        """Capture what was left for later, and make sure that nothing wrote to it.
+
+        What turned out to have no room is live, and stays guarded.
+        """
         later = self._plan.later
         try:
             self._hold_or_go_live(later)
             if not self.captured.live:
                 self._check(later)
-        finally:
-            self._guard.lift()
+        except BaseException:
+            self.captured.guard.lift()
+            raise
+        if not self.captured.live:
+            self.captured.guard.lift()
 
     def check_again(self) -> None:
         """Look once more at regions that were torn before, and were copied now."""
@@ -262,7 +287,7 @@ class Take:
         wrong = [
             number
             for number, before in self._versions.items()
-            if versions(self._flattened.region(number).owners) != before
+            if versions(self._flattened.owners_of(number)) != before
         ]
         wrong += snapshots.torn(self._snapshot, self._address, which)
         if wrong:

@@ -25,7 +25,7 @@ from ckptflow.data.backend import kernels
 from ckptflow.data.buffers import I64s
 from ckptflow.data.dtypes import itemsize_bytes
 from ckptflow.data.leaves import Node
-from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, owner_of, same_strides
+from ckptflow.data.memory import Bytes, bytes_at, contiguous_strides, same_strides
 from ckptflow.data.overlap import Block, Form, resolve, span, without_repeats
 from ckptflow.data.tree import array_node
 from ckptflow.data.walk import Found
@@ -54,15 +54,6 @@ class Region:
     pieces: tuple[Piece, ...]
     has_gaps: bool = False  # Bytes that belong to no piece; they are stored as zeros.
     item_bytes: int = 1  # Of one number of its first array, for filters that work on words.
-
-    @property
-    def owners(self) -> list[Any]:
-        """The arrays whose memory ``data`` is; none if there is no such view."""
-        if self.data is None:
-            return []
-        owner = owner_of(self.data)
-        assert isinstance(owner, list), "a region is made of arrays"
-        return owner
 
     def copy_into(self, out: Bytes) -> None:
         """Copy the region's bytes to ``out``, uint8 of exactly ``nbytes``."""
@@ -174,7 +165,7 @@ class Division:
         name, nbytes = self.names[number], int(self._nbytes[number])
         gathered, item_bytes = self._gathered.get(number), self.item_bytes[number]
         if gathered is None:
-            owned = [owners[i] for i in self._members[number]]
+            owned = self.owners_of(number, owners)
             data = bytes_at(int(table.address[number]), nbytes, owned)
             return Region(name, nbytes, data, (), item_bytes=item_bytes)
         pieces = [
@@ -187,6 +178,10 @@ class Division:
             for i, live, spec in zip(*gathered[:3], strict=True)
         ]
         return Region(name, nbytes, None, tuple(pieces), gathered.has_gaps, item_bytes)
+
+    def owners_of(self, number: int, owners: Sequence[Any]) -> list[Any]:
+        """Return those of the owners of all arrays that are owners of a region's."""
+        return [owners[i] for i in self._members[number]]
 
     @property
     def gathered(self) -> list[int]:
@@ -245,6 +240,10 @@ class Flattened:
     def gathered(self) -> list[int]:
         """Numbers of the regions that ``copy_gathered`` copies, and no address tells."""
         return self.division.gathered
+
+    def owners_of(self, number: int) -> list[Any]:
+        """Return what keeps the memory of the arrays of a region: these, or copies of them."""
+        return self.division.owners_of(number, self.owners)
 
     def region(self, number: int) -> Region:
         """Return one region; it keeps the memory of its arrays."""

@@ -57,13 +57,6 @@ def bytes_at(address: int, nbytes: int, owner: object, *, writable: bool = False
     return cells_at(Layout(address, (nbytes,), (1,), 1), owner, writable=writable)
 
 
-def owner_of(view: Cells) -> object:
-    """Return what a view of `cells_at` or `bytes_at` keeps alive."""
-    base: Any = view.base
-    assert isinstance(base, _Borrowed), "a view is made of an address"
-    return base.owner
-
-
 def address_of(array: Cells) -> int:
     """Return the address of the first element."""
     return int(array.__array_interface__["data"][0])

@@ -160,12 +160,12 @@ class Parent:
     def __init__(self, of: Snapshot, before: Snapshot | None) -> None:
         self.known: U64s = np.zeros(len(of.names), np.uint64)
         if before is None or before.places.chunk_bytes != of.places.chunk_bytes:
-            self.digests: U64s = np.zeros((of.places.chunks, 2), np.uint64)
+            self.digests: U64s = np.empty((of.places.chunks, 2), np.uint64)
         elif of.like(before):
             self.digests = before.digests
             self.known = np.where(before.digested, of.places.counts, np.uint64(0))
         else:
-            self.digests = np.zeros((of.places.chunks, 2), np.uint64)
+            self.digests = np.empty((of.places.chunks, 2), np.uint64)
             self._take(
                 {before.names[n]: before.digests_of(n) for n in _where(before.digested)}, of
             )

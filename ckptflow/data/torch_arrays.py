@@ -170,4 +170,4 @@ def updated_by(optimizer: Any) -> set[int]:
         values = state.values() if isinstance(state, dict) else ()
         tensors += [one for one in values if is_tensor(one)]
     local = (boxes.local_of(one) for one in tensors)
-    return {one.data_ptr() for one in local if str(one.device) == "cpu" and one.numel()}
+    return {one.data_ptr() for one in local if one.is_cpu and one.numel()}

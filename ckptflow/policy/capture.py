@@ -175,7 +175,7 @@ def _automatic(facts: RegionFacts) -> Choice:
     if facts.known or facts.coming:
         last = "" if facts.changed is None else f", {facts.changed:.0%} last time"
         return _compared(facts, DIFF, f"little may have changed{last}")
-    return _copied("there is nothing to compare it with", again=False)
+    return _copied("nothing to compare it with", again=False)
 
 
 def _copied(reason: str, *, again: bool = True) -> Choice:
@@ -184,7 +184,10 @@ def _copied(reason: str, *, again: bool = True) -> Choice:
 
 def _compared(facts: RegionFacts, mode: CaptureMode, reason: str) -> Choice:
     if not facts.known:
-        return _whole(mode, f"{reason}; all of it, since its digests are not known")
+        why = f"{reason}; all of it, since there is nothing to compare it with"
+        if mode is DIFF and not facts.coming:  # Whoever writes it digests it.
+            return Choice(mode, whole=True, digested=False, reason=why)
+        return _whole(mode, why)
     if facts.wanted:
         return _whole(mode, f"{reason}; all of it, since the writer wants that")
     return Choice(mode, whole=False, digested=True, reason=reason)

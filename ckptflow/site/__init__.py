@@ -29,6 +29,7 @@ from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
 from ckptflow.flush.limits import NICE_MAX
 from ckptflow.flush.options import STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
+from ckptflow.policy.capture import parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import retention_by_tier
 from ckptflow.site.finding import (
@@ -64,6 +65,7 @@ class PolicyModel(Strict):
     every: str | int | None = None
     keep: str | int | dict[str, str | int] | None = None
     packing: str | None = None
+    capture: str | dict[str, str] | None = None
     flush_every: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
 
     @field_validator("every")
@@ -90,6 +92,12 @@ class PolicyModel(Strict):
     def _packing(cls, packing: str | None) -> str | None:
         parse_packing(packing)
         return packing
+
+    @field_validator("capture")
+    @classmethod
+    def _capture(cls, capture: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        parse_capture(capture)
+        return capture
 
 
 class ExecutorModel(Strict):

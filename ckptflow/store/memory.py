@@ -43,6 +43,8 @@ class NamedRegion:
         item_bytes: bytes of one element, for filters that work on words; 1 if not known.
         digests: of its chunks, as they were captured, uint64 [n, 2]; ``None``: to be computed.
         held: which of its chunks are there, bool [n]; ``None``: all are. Only with digests.
+        cells: the size of cells in bytes, and the digests of all of them, uint64 [m, 2], where
+            somebody who could read all bytes computed them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NamedRegion:
     item_bytes: int = 1
     digests: U64s | None = None
     held: NDArray[np.bool_] | None = None
+    cells: tuple[int, U64s] | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -226,10 +229,17 @@ class Base:
     Args:
         manifest: the checkpoint.
         memory: of it; or a function that makes it when it is first asked for.
+        digests: of the chunks of its regions by their names, if they are at hand.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory | Callable[[], Memory]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        memory: Memory | Callable[[], Memory],
+        digests: Mapping[str, U64s] | None = None,
+    ) -> None:
         self.manifest, self._memory, self._lock = manifest, memory, threading.Lock()
+        self.digests: Mapping[str, U64s] = digests or {}
 
     @property
     def memory(self) -> Memory:
@@ -257,7 +267,8 @@ def remember(manifest: Manifest, buffers: Sequence[memoryview], chunks: Sequence
         small = cell_bytes < manifest.chunk_bytes
         cells = chunk_digests(data, cell_bytes) if small else None
         regions[entry.name] = RegionMemory(digests, cell_bytes, cells)
-    return Base(manifest, partial(_remembered, manifest, regions))
+    of_regions = {name: region.chunks for name, region in regions.items()}
+    return Base(manifest, partial(_remembered, manifest, regions), of_regions)
 
 
 def _remembered(manifest: Manifest, regions: dict[str, RegionMemory]) -> Memory:

@@ -21,6 +21,7 @@ from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
 
 from ckptflow.errors import ConfigError
+from ckptflow.policy.capture import Capture, parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep, retention_by_tier
@@ -55,6 +56,7 @@ class App:
         every: when to save, if the app says so.
         keep: what to keep, if the app says so.
         packing: how to store it, if the app says so.
+        capture: what a save copies, if the app says so.
         policy: name of a policy of the site, if the app names one.
     """
 
@@ -71,6 +73,7 @@ class App:
         every: str | int | Interval | None = None,
         keep: Keep = None,
         packing: str | Packing | None = None,
+        capture: Capture = None,
         policy: str | None = None,
     ) -> None:
         if not inspect.isfunction(function):
@@ -78,9 +81,11 @@ class App:
         parse_interval(every)
         retention_by_tier(keep, None)
         parse_packing(packing)
+        parse_capture(capture)
         functools.update_wrapper(self, function)
         self.function = kind(function, identity_of(function, key))
         self.every, self.keep, self.packing, self.policy = every, keep, packing, policy
+        self.capture = capture
         options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
@@ -129,6 +134,7 @@ def python_app(
     every: str | int | Interval | None = None,
     keep: Keep = None,
     packing: str | Packing | None = None,
+    capture: Capture = None,
     policy: str | None = None,
 ) -> Decorator: ...
 
@@ -144,6 +150,7 @@ def python_app(
     every: str | int | Interval | None = None,
     keep: Keep = None,
     packing: str | Packing | None = None,
+    capture: Capture = None,
     policy: str | None = None,
 ) -> App | Decorator:
     """Make a function an app whose tasks checkpoint, like ``parsl.python_app``.
@@ -159,10 +166,11 @@ def python_app(
         every: when ``ckpt.step`` saves: ``100``, ``"120s"``, ``"overhead<=3.5%"``, ...
         keep: which checkpoints to keep: ``3``, ``"newest=3,best=loss:min"``, ``"all"``, ...
         packing: how to store them: ``"auto"``, ``"small"``, ...
+        capture: what a save copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``.
         policy: name of a policy in the site file, for what is not said here.
 
     Raises:
-        ConfigError: ``key``, ``every``, ``keep`` or ``packing`` makes no sense.
+        ConfigError: an argument makes no sense.
     """
     return _decorate(
         function,
@@ -175,6 +183,7 @@ def python_app(
         every=every,
         keep=keep,
         packing=packing,
+        capture=capture,
         policy=policy,
     )
 
@@ -195,6 +204,7 @@ def bash_app(
     every: str | int | Interval | None = None,
     keep: Keep = None,
     packing: str | Packing | None = None,
+    capture: Capture = None,
     policy: str | None = None,
 ) -> Decorator: ...
 
@@ -210,6 +220,7 @@ def bash_app(
     every: str | int | Interval | None = None,
     keep: Keep = None,
     packing: str | Packing | None = None,
+    capture: Capture = None,
     policy: str | None = None,
 ) -> App | Decorator:
     """Make a function that returns a command line an app, like ``parsl.bash_app``.
@@ -218,7 +229,7 @@ def bash_app(
     programs in it can `attach` themselves. The arguments are those of `python_app`.
 
     Raises:
-        ConfigError: ``key``, ``every``, ``keep`` or ``packing`` makes no sense.
+        ConfigError: an argument makes no sense.
     """
     return _decorate(
         function,
@@ -231,6 +242,7 @@ def bash_app(
         every=every,
         keep=keep,
         packing=packing,
+        capture=capture,
         policy=policy,
     )
 

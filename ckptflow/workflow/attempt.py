@@ -38,6 +38,7 @@ import dill  # type: ignore[import-untyped]
 from ckptflow.checkpointer import Checkpointer, CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
 from ckptflow.flush import Flushing
+from ckptflow.policy.capture import Capture
 from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
@@ -73,6 +74,7 @@ class TaskSpec:
         every: when to save.
         keep: what to keep.
         packing: how to store it.
+        capture: what a save copies.
         flush_every: per tier, every how many checkpoints one is copied there.
         flushing: how they are copied.
         ends_at_s: when the run's time is over, if it is known on the submitting side.
@@ -88,6 +90,7 @@ class TaskSpec:
     every: str | int | Interval | None
     keep: Keep
     packing: str | Packing | None
+    capture: Capture
     flush_every: Mapping[str, int]
     flushing: Flushing
     ends_at_s: float | None
@@ -323,6 +326,7 @@ def begin_attempt(
             "every": spec.every,
             "keep": spec.keep,
             "packing": spec.packing,
+            "capture": spec.capture,
             "flush_every": spec.flush_every,
             "flushing": spec.flushing,
             "rng": spec.alone or main,

@@ -346,6 +346,7 @@ class Run:
             every=app.every if app.every is not None else policy.every,
             keep=app.keep if app.keep is not None else policy.keep,
             packing=app.packing if app.packing is not None else policy.packing,
+            capture=app.capture if app.capture is not None else policy.capture,
             flush_every=dict(policy.flush_every),
             flushing=self.site.flush.options,
             ends_at_s=self._ends_at_s,

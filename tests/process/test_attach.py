@@ -161,6 +161,7 @@ def test_a_stop_signal_is_passed_on_to_programs_that_handle_it(tmp_path: Path) -
         every=1000,
         keep=1,
         packing=None,
+        capture=None,
         flush_every={},
         flushing=Flushing(),
         ends_at_s=None,

@@ -47,6 +47,11 @@ def count(seed: int, steps: int, ckpt: Any) -> list[Any]:
     return [ckpt.restored_step, float(state["w"].sum())]
 
 
+@cf.python_app(key=(), capture={"w": "diff-first"})
+def captures(ckpt: Any) -> str:
+    return str(ckpt.save(1, ckpt.restore(start())).modes["w"].mode)
+
+
 @cf.python_app(key=("seed",), every=1)
 def breaks(seed: int, at: int, ckpt: Any) -> int | None:
     """Fails at step ``at``, in every attempt that has not got further."""
@@ -115,6 +120,11 @@ def test_an_unfinished_task_goes_on_in_the_next_run(tmp_path: Path) -> None:
         "run-started", "task-launched", "task-try-failed", "task-failed", "run-ended",
         "run-started", "task-launched", "task-finished", "run-ended",
     ]  # fmt: skip
+
+
+def test_an_app_says_how_its_state_is_captured(tmp_path: Path) -> None:
+    with run(tmp_path):
+        assert captures().result() == "diff-first"
 
 
 def test_retries_resume(tmp_path: Path) -> None:

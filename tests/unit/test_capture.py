@@ -75,7 +75,7 @@ def test_memory_for_snapshots(tmp_path: Path, mode: str, first: float, then: flo
             assert peak <= (then if wanted else first) * u.nbytes
             if mode != "copy":
                 assert arena_bytes(ckpt) == 0
-                assert wanted or step in {0, 4, 5}, ticket.modes
+                assert wanted or step == 0, ticket.modes
             assert pool_of(ckpt).counted_bytes == 0
 
 
@@ -96,13 +96,13 @@ def saves_do_not_grow(folder: Path, saves: int, count: int, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["copy", "lazy"])
 def test_memory_is_flat(tmp_path: Path, mode: str) -> None:
-    saves_do_not_grow(tmp_path, 40, COUNT, mode)
+    saves_do_not_grow(tmp_path, 30, COUNT, mode)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["copy", "diff-first", "lazy", "auto"])
+@pytest.mark.parametrize("mode", ["copy", "diff-first", "lazy"])
 def test_memory_is_flat_over_many_saves(tmp_path: Path, mode: str) -> None:
-    saves_do_not_grow(tmp_path, 200, 4 * COUNT, mode)
+    saves_do_not_grow(tmp_path, 200, COUNT, mode)
 
 
 MANY_ARRAYS = """

@@ -33,13 +33,15 @@ DIFF, LAZY = CaptureMode.DIFF_FIRST, CaptureMode.LAZY
         (AUTO, {"known": True, "changed": 0.05}, (DIFF, False, True), "5% last time"),
         (AUTO, {"known": True, "changed": DENSE}, (DIFF, False, True), "50% last time"),
         (AUTO, {"known": True, "changed": 0.9}, (COPY, True, False), "90% of it changed"),
-        (AUTO, {"coming": True}, (DIFF, True, True), "digests are not known"),
+        (AUTO, {"coming": True}, (DIFF, True, True), "all of it, since"),
         (AUTO, {"known": True, "wanted": True}, (COPY, True, False), "the writer wants"),
         (AUTO, {"next_writer_known": True}, (LAZY, True, True), "only its optimizer"),
         (AUTO, {"next_writer_known": True, "known": True}, (LAZY, False, True), "waits"),
         (AUTO, {"next_writer_known": True, "is_small": True}, (COPY, True, False), "small"),
         (COPY, {"known": True}, (COPY, True, False), "asked for"),
         (DIFF, {"known": True, "is_small": True}, (DIFF, False, True), "asked for"),
+        (DIFF, {}, (DIFF, True, False), "nothing to compare it with"),
+        (DIFF, {"coming": True}, (DIFF, True, True), "nothing to compare it with"),
         (DIFF, {"known": True, "wanted": True}, (DIFF, True, True), "the writer wants"),
         (LAZY, {}, (LAZY, True, True), "asked for; all of it"),
         (LAZY, {"known": True, "changed": 0.9}, (LAZY, False, True), "asked for"),
@@ -72,7 +74,8 @@ def test_nothing_is_left_out_that_could_not_be_told(
     choice = choose(facts, asked)
     assert choice.mode is not AUTO
     assert choice.whole or (choice.digested and facts.known and facts.readable)
-    assert choice.digested or choice.mode is COPY
+    assert choice.digested or choice.mode is COPY or not facts.known
+    assert choice.digested or choice.mode is not LAZY
     if asked is AUTO and choice.mode is LAZY:
         assert facts.next_writer_known
 

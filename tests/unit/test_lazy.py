@@ -157,6 +157,7 @@ def test_a_thread_that_never_stops_writing(monkeypatch: pytest.MonkeyPatch) -> N
                 lazy.wait()
             with pytest.raises(TornCapture, match="'state/u' was written to"):
                 ckpt.save(2)
+            assert ckpt._capturing.capturer.arenas._lent == []
         finally:
             stop.set()
             writer.join(60)

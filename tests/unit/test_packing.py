@@ -66,6 +66,14 @@ def test_an_app_refuses_it_when_it_is_made() -> None:
             """Do nothing."""
 
 
+def test_an_app_refuses_a_mode_of_capture_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="capture is one of auto, copy, diff-first, lazy"):
+
+        @cf.python_app(capture="fast")
+        def task() -> None:
+            """Do nothing."""
+
+
 @pytest.mark.parametrize(("packing", "kept"), [("small", True), ("auto", False)])
 def test_only_a_small_goal_keeps_the_last_snapshot(packing: str, *, kept: bool) -> None:
     """And then what changes a little everywhere is stored as a delta."""

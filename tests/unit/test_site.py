@@ -88,6 +88,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('every = "5min"', 'every = "sometimes"', 22, "sometimes"),
         ("keep = 3", "keep = -3", 23, "keep"),
         ("every = 10", "evry = 10", 27, "policies.short.evry: unknown key"),
+        ("keep = 3", 'capture = "fast"', 23, "capture is one of auto, copy, diff-first, lazy"),
         (
             'kind = "memory"',
             'kind = "tape"',

@@ -85,17 +85,24 @@ def changed_chunks(region: NamedRegion, memory: Memory) -> NDArray[np.bool_]:
     return _changed(region.digests, memory.regions.get(region.name))
 
 
-def wanted_whole(memory: Memory, chunk_bytes: int) -> frozenset[str]:
-    """Return the names of the regions that the next diff will want all bytes of.
+def wanted_whole(memory: Memory) -> frozenset[str]:
+    """Return the names of the regions that are written as a whole if all bytes are there.
 
-    Those that are in too many pieces, and those whose cells have no digests yet.
+    They are in too many pieces.
     """
-    without_cells = {
-        name
+    return frozenset(_fragmented(memory))
+
+
+def wanted_cells(memory: Memory, chunk_bytes: int) -> dict[str, int]:
+    """Return the size of cells of regions whose cells have no digests yet, by their names.
+
+    Until they have, all of a chunk that changed is written.
+    """
+    return {
+        name: region.cell_bytes
         for name, region in memory.regions.items()
         if region.cells is None and region.cell_bytes < chunk_bytes
     }
-    return frozenset(without_cells | _fragmented(memory))
 
 
 def _changed(chunks: U64s, old: RegionMemory | None) -> NDArray[np.bool_]:
@@ -223,6 +230,8 @@ def _cells(diff: RegionDiff, old: RegionMemory | None, cell_bytes: int) -> U64s 
         before = old.cells if old and old.cell_bytes == cell_bytes else None
         if before is not None or len(diff.changes) * cell_bytes >= diff.changes.size_bytes:
             return diff.changes.cells(before)
+    if diff.region.cells is not None and diff.region.cells[0] == cell_bytes:
+        return diff.region.cells[1]
     return chunk_digests(diff.region.data, cell_bytes) if diff.region.is_whole else None
 
 
