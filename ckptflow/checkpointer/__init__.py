@@ -107,8 +107,7 @@ class Checkpointer(Reading):
         self._interval, self._retention = parse_interval(every), kept_on(self._lineage, keep)
         self._rules = rules_of(self._lineage.tiers, flush_every or {})
         self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
-        self._flushing = parse_flushing(flushing)
-        self._objects = checked_objects(objects)
+        self._flushing, self._objects = parse_flushing(flushing), checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
         self._pace = Pace(measured_on=surroundings(self._lineage.tiers))
         self._capturing = Capturing(

@@ -20,21 +20,19 @@ from ckptflow.tiers.tier import Tier
 _GIB = 1 << 30
 
 
-def surroundings(tiers: Sequence[Tier], *, world: int = 1) -> str:
-    """Return 16 hex digits for the kind of machine, the tiers, and how many save together.
+def surroundings(tiers: Sequence[Tier]) -> str:
+    """Return 16 hex digits for the kind of machine and the tiers.
 
     Two nodes of one kind have the same: host names do not count, but the processor, the number
     of cores that this process may use, and the memory, to a GiB.
 
     Args:
         tiers: where checkpoints go, inner ones first; their kinds count, not where they lie.
-        world: number of processes that save together.
     """
     what = {
         "machine": [platform.machine(), _processor(), len(os.sched_getaffinity(0))],
         "memory": round(psutil.virtual_memory().total / _GIB),
         "tiers": [[tier.name, tier.level, tier.spec.get("kind", "")] for tier in tiers],
-        "world": world,
     }
     text = json.dumps(what, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
