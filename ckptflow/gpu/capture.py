@@ -206,7 +206,8 @@ class DeviceCapture:
 
     def prepare(self, places: Places, numbers: I64s) -> None:
         """Have memory for a snapshot of some regions before the first is taken."""
-        self._lay_out(places, numbers)
+        if self._table is None:
+            self._lay_out(places, numbers)
 
     def now(self, regions: DeviceRegions) -> Done:
         """Return what has finished when all that was begun on the regions has."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.buffers import Bytes
-from ckptflow.errors import StateError
+from ckptflow.errors import ConfigError, StateError
 from ckptflow.gpu import plan
 from ckptflow.gpu.device import DeviceArray, Done, HostMemory
 from ckptflow.gpu.plain import Memory, choose_device
@@ -68,7 +68,7 @@ class CudaDevice:
         number: which device; the current one if it is not given.
 
     Raises:
-        ConfigError: CuPy is not installed, or there is no such device.
+        ConfigError: CuPy is not installed, cannot compile, or there is no such device.
     """
 
     def __init__(self, shape: Shape, number: int | None = None) -> None:
@@ -79,11 +79,25 @@ class CudaDevice:
         self._name = f"{properties['name'].decode()} (device {self._number})"
         self._blocks_max = properties["multiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
         with cupy.cuda.Device(self._number):
-            module = cupy.RawModule(code=plan.source(), options=plan.options(shape))
-            self._kernels = {name: module.get_function(name) for name in plan.kernels(shape)}
+            self._kernels = self._compile()
             self._aside = cupy.cuda.Stream(non_blocking=True)
             self._apart = cupy.cuda.Stream(non_blocking=True)
             self._stream = cupy.cuda.get_current_stream()
+
+    def _compile(self) -> dict[str, Any]:
+        cupy, shape = self._cupy, self._shape
+        if cupy.cuda.runtime.is_hip:
+            raise ConfigError(
+                f"{self._name} is no CUDA device: the kernels are for warps of 32 threads."
+            )
+        try:
+            module = cupy.RawModule(code=plan.source(), options=plan.options(shape))
+            return {name: module.get_function(name) for name in plan.kernels(shape)}
+        except (cupy.cuda.compiler.CompileException, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"The kernels for {self._name} cannot be compiled or loaded: {error}. CuPy "
+                "needs NVRTC of its own CUDA version; see its installation guide."
+            ) from error
 
     @property
     def name(self) -> str:

@@ -188,6 +188,16 @@ def test_digests_that_others_computed_are_brought_to_the_device() -> None:
     assert both.take(np.full(2, DIGEST)) == 2 * 72
 
 
+def test_digests_of_long_ago_are_not_compared_with() -> None:
+    """They lie where those of the snapshot before would, but nobody knows these."""
+    both = both_on(LateDevice(WORDS))
+    both.see({"a": noise(1000), "b": noise(500)})
+    for how, taken in ((DIGEST, 1500), (DIGEST, 0), (WHOLE, 1500), (DIGEST, 1500)):
+        both.begin()
+        assert both.take(np.full(2, how)) == taken
+        both.keep()
+
+
 def test_a_transfer_that_a_later_one_took_the_place_of_is_not_finished() -> None:
     both = both_on(LateDevice(WORDS))
     both.see({"a": noise(1000)})
