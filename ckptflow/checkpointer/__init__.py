@@ -111,13 +111,9 @@ class Checkpointer(Reading):
         self._history = History(self._lineage, attempt, note=self._note)
         self._pace = Pace(measured_on=surroundings(self._lineage.tiers))
         self._capturing = Capturing(
-            self._objects,
-            capture,
-            self._packing,
-            whole=self._whole(),
-            budget_bytes=budget_bytes,
-            on_waited=self._pace.blocked,
-        )
+            self._objects, capture, self._packing, whole=self._whole(),
+            budget_bytes=budget_bytes, on_waited=self._pace.blocked, note=self._note,
+        )  # fmt: skip
         self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.

@@ -20,6 +20,7 @@ from ckptflow.data.division import Flattened
 from ckptflow.data.recorded import RecordedWalk
 from ckptflow.data.snapshot import Parent, Places, Snapshot
 from ckptflow.errors import StateError, TornCapture
+from ckptflow.gpu.fleet import Fleet
 from ckptflow.policy.capture import (
     IN_FLIGHT_FIRST,
     SMALL,
@@ -56,6 +57,7 @@ class Capturer:
         budget_bytes: for snapshots.
         rules: which mode is asked for.
         chunk_bytes: unit of digest.
+        note: told why nothing can be captured on a device.
         keeps_parent: whether the last snapshot is kept for deltas, and so has to be whole.
     """
 
@@ -65,6 +67,7 @@ class Capturer:
         *,
         rules: CaptureRules,
         chunk_bytes: int,
+        note: Callable[[str], None],
         keeps_parent: bool = False,
     ) -> None:
         budget = default_budget_bytes() if budget_bytes is None else budget_bytes
@@ -76,6 +79,7 @@ class Capturer:
         self._changed: dict[str, float] = {}  # Fraction of the chunks, the last time.
         self._torn: set[str] = set()
         self._asked_for: dict[str, CaptureMode] = {}
+        self._fleet = Fleet(chunk_bytes, note=note)
         self._walk = RecordedWalk()
         self._places: tuple[I64s, Places] | None = None  # Of regions of these sizes.
 
@@ -84,16 +88,20 @@ class Capturer:
         """Whether a save waits for the memory of an earlier one."""
         return self.arenas.is_short
 
-    def room(self, state: object) -> int:
-        """Return how many bytes of memory a snapshot of ``state`` needs; 0 if it has none."""
-        try:
-            return self._flatten(state)[1].places.arena_bytes
-        except StateError:  # The save will say so.
-            return 0
+    def preparation(self, state: object) -> Callable[[], None] | None:
+        """Return what makes memory for a snapshot of ``state``, and opens the devices it is on.
 
-    def prepare(self, size_bytes: int) -> None:
-        """Make memory for a snapshot before the first is taken."""
-        self.arenas.prepare(size_bytes)
+        It takes its time, and another thread may do it. ``None``: the state cannot be saved.
+        """
+        try:
+            flattened, snapshot = self._flatten(state)
+        except StateError:  # The save will say so.
+            return None
+        return partial(self._prepare, flattened.on_devices, snapshot.places)
+
+    def _prepare(self, on_devices: Mapping[str, list[int]], places: Places) -> None:
+        self.arenas.prepare(places.arena_bytes)
+        self._fleet.prepare(on_devices, places)
 
     def begin(self, digests: Mapping[str, U64s], make_room: Callable[[], None]) -> None:
         """Begin an attempt.
@@ -145,11 +153,11 @@ class Capturer:
         self._before = snapshot
         try:
             take.run(~plan.later)
-            if plan.later.any() and not captured.live:
+            if not plan.later.any():
+                take.check_again()
+            if take.is_unfinished:
                 take.guard()
                 captured.unfinished = partial(self._finish, take)
-            else:
-                take.check_again()
         except BaseException as error:  # A device may fail; the next save needs the memory.
             captured.release()
             self._give_up(error)
@@ -208,8 +216,9 @@ class Capturer:
 
     def _plan(self, flattened: Flattened, snapshot: Snapshot) -> Plan:
         before, places = self._before, snapshot.places
-        parent = Parent(snapshot, before)
-        choices = self._choices(flattened, snapshot, parent)
+        parent, devices = Parent(snapshot, before), self._fleet.regions(flattened)
+        readable = (flattened.table.address != 0) | devices.where
+        choices = self._choices(flattened, snapshot, parent, readable.tolist())
         whole = np.array([choice.whole for choice in choices], np.bool_)
         digested = np.array([choice.digested for choice in choices], np.bool_)
         later = np.array([choice.mode is CaptureMode.LAZY for choice in choices], np.bool_)
@@ -223,17 +232,18 @@ class Capturer:
             cell_bytes = self._wanted.cell_bytes.get(name, 0)
             grain[number] = max(1, cell_bytes // self._chunk_bytes)
             if not whole[number]:
-                if name in self._wanted.cells:
+                if name in self._wanted.cells and flattened.table.address[number]:
                     cells[number] = self._wanted.cells[name]
                 expected[number] = min(size, size * (2 * self._changed.get(name, 0.0) + 1 / 16))
-        return Plan(choices, parent, before, how, grain, cells, later, int(expected.sum()))
+        expected_bytes = int(expected.sum())
+        return Plan(choices, parent, before, how, grain, cells, later, devices, expected_bytes)
 
     def _choices(
-        self, flattened: Flattened, snapshot: Snapshot, parent: Parent
+        self, flattened: Flattened, snapshot: Snapshot, parent: Parent, readable: list[bool]
     ) -> list[Choice]:
         lazy, before = self.lazy_addresses(), self._before
         names, sizes = snapshot.names, snapshot.places.nbytes.tolist()
-        readable = (flattened.table.address != 0).tolist()
+        on_host = (flattened.table.address != 0).tolist()
         known = (parent.known > 0).tolist()
         choices = [SMALL] * len(names)
         looked_at: Iterable[int] = range(len(names))
@@ -254,7 +264,8 @@ class Capturer:
                     not known[number] and before is not None and before.number(name) is not None
                 ),
                 changed=self._changed.get(name),
-                wanted=name in self._wanted.whole,
+                wanted=name in self._wanted.whole
+                or (name in self._wanted.cells and not on_host[number]),
                 torn=name in self._torn,
             )
             key = facts, self._asked(name)

@@ -42,6 +42,7 @@ class Capturing:
         whole: makes of a state what a checkpoint of it consists of.
         budget_bytes: for snapshots; ``None``: a part of what is available.
         on_waited: told for how long the application had to wait for a capture, in seconds.
+        note: told why nothing can be captured on a device.
 
     Attributes:
         capturer: takes the snapshots.
@@ -58,12 +59,14 @@ class Capturing:
         whole: Whole,
         budget_bytes: int | None,
         on_waited: Callable[[float], None],
+        note: Callable[[str], None],
     ) -> None:
         rules = parse_capture(capture)
         self.capturer = Capturer(
             budget_bytes,
             rules=rules,
             chunk_bytes=packing.chunk_bytes,
+            note=note,
             keeps_parent=packing.keeps_parent,
         )
         self.whole = whole
@@ -89,8 +92,9 @@ class Capturing:
     def prepare(self, state: object) -> None:
         """Make memory for the first snapshot while the application computes."""
         if may_be_walked(state):
-            size_bytes = self.capturer.room(self.whole(state))
-            self._acts.put(partial(self.capturer.prepare, size_bytes))
+            act = self.capturer.preparation(self.whole(state))
+            if act is not None:
+                self._acts.put(act)
 
     def submit(self, writer: Writer, request: SaveRequest) -> None:
         """Hand a save to the writer; what it left for later is captured first, on the thread.

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from ckptflow.checkpointer.arena import Arena, ArenaPool
 from ckptflow.data import snapshot as snapshots
-from ckptflow.data.buffers import U64s
+from ckptflow.data.buffers import Bytes, U64s
 from ckptflow.data.digest import chunk_digests
 from ckptflow.data.division import Flattened, Region
 from ckptflow.data.guarding import ReadOnly, versions
 from ckptflow.data.snapshot import Parent, Places, Snapshot
+from ckptflow.gpu.fleet import OnDevices
 from ckptflow.policy.capture import CaptureMode, Choice
 from ckptflow.store.memory import NamedRegion
 from ckptflow.store.planning.changes import torn_capture
@@ -101,6 +102,7 @@ class Plan:
     grain: U64s
     cells: Mapping[int, int]  # Of which regions all cells are digested, of what size in bytes.
     later: Mask  # Which are captured after the call.
+    devices: OnDevices  # And which on their device.
     expected_bytes: int
 
     def is_few(self, places: Places) -> bool:
@@ -166,7 +168,7 @@ class Take:
         """
         for number in (n for n in self._plan.cells if which[n]):
             data, view = self._flattened.region(number).data, self.captured.regions[number]
-            assert data is not None, "what lies elsewhere is copied as a whole"
+            assert data is not None, "cells are for what lies on the host"
             cell_bytes, only = self._plan.cells[number], np.zeros(len(which), np.bool_)
             cells, only[number] = chunk_digests(data, cell_bytes), True
             if not snapshots.torn(self._snapshot, self._address, only):
@@ -176,27 +178,40 @@ class Take:
         """Capture some regions; return whether there was room."""
         arena = self._arena
         assert arena is not None, "without one there is nothing to copy into"
-        readable = self._address != 0
-        taken = snapshots.capture(
-            self._snapshot,
-            self._address,
-            np.where(which & readable, how, snapshots.NOTHING),
-            arena=arena.bytes,
-            parent=self._plan.parent,
-            grain=self._plan.grain,
-            limit_bytes=max(0, self._arenas.limit_bytes(arena) - self._held_bytes),
-        )
+        plan, snapshot, readable = self._plan, self._snapshot, self._address != 0
+        limit = max(0, self._arenas.limit_bytes(arena) - self._held_bytes)
+        taken = plan.devices.capture(  # Their bytes come while the others are copied.
+            snapshot, np.where(which & plan.devices.where, how, snapshots.NOTHING),
+            arena=arena.bytes, parent=plan.parent, grain=plan.grain, limit_bytes=limit,
+        )  # fmt: skip
         if taken is None:
             return False
-        places = self._snapshot.places
-        for number in np.flatnonzero(which & ~readable & (places.nbytes > 0)).tolist():
-            self._flattened.region(number).copy_into(arena.bytes[places.bytes_of(number)])
-            taken += int(places.nbytes[number])
+        copied = snapshots.capture(
+            snapshot, self._address, np.where(which & readable, how, snapshots.NOTHING),
+            arena=arena.bytes, parent=plan.parent, grain=plan.grain, limit_bytes=limit - taken,
+        )  # fmt: skip
+        if copied is None:
+            plan.devices.drop()
+            return False
+        taken += copied
+        gathered = which & ~readable & ~plan.devices.where & (snapshot.places.nbytes > 0)
+        for number in np.flatnonzero(gathered).tolist():
+            taken += self._gather(number, arena.bytes)
         self._held_bytes += taken
         self._done |= which
         expected = 0 if self._done.all() else self._plan.expected_bytes
         self._arenas.count(arena, max(expected, self._held_bytes))
         return True
+
+    def _gather(self, number: int, arena: Bytes) -> int:
+        """Copy a region that cannot be read where it lies; return its bytes."""
+        snapshot, places = self._snapshot, self._snapshot.places
+        data = arena[places.bytes_of(number)]
+        self._flattened.region(number).copy_into(data)
+        if self._plan.how[number] & snapshots.DIGEST:  # Its device should have done it.
+            snapshot.learn(number, chunk_digests(data, places.chunk_bytes))
+            snapshot.held_of(number)[:] = True
+        return len(data)
 
     def _go_live(self, which: Mask) -> None:
         """Let some regions be read where they lie, until they are written."""
@@ -253,22 +268,32 @@ class Take:
 
     # --- after the call ---
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something is left for after the call."""
+        waits = self._plan.later.any() or self._plan.devices.is_under_way
+        return bool(waits) and not self.captured.live
+
     def guard(self) -> None:
         """Keep what is captured later from being written to, as far as that can be done."""
         for number in np.flatnonzero(self._plan.later).tolist():
             owners = self._flattened.owners_of(number)
             self.captured.guard.freeze(owners)
             self._versions[number] = versions(owners)
+        self._plan.devices.mark()
 
     def finish(self) -> None:
         """Capture what was left for later, and make sure that nothing wrote to it.
 
         What turned out to have no room is live, and stays guarded.
         """
-        later = self._plan.later
+        later, devices = self._plan.later, self._plan.devices
         try:
-            self._hold_or_go_live(later)
-            if not self.captured.live:
+            devices.finish()
+            if later.any():
+                self._hold_or_go_live(later)
+                devices.finish()
+            if later.any() and not self.captured.live:
                 self._check(later)
         except BaseException:
             self.captured.guard.lift()
@@ -281,6 +306,7 @@ class Take:
         choices = self._plan.choices
         torn = [c.mode is CaptureMode.COPY and c.digested for c in choices]
         if not self.captured.live and any(torn):
+            self._plan.devices.finish()
             self._check(np.array(torn, np.bool_))
 
     def _check(self, which: Mask) -> None:
@@ -289,10 +315,21 @@ class Take:
             for number, before in self._versions.items()
             if versions(self._flattened.owners_of(number)) != before
         ]
-        wrong += snapshots.torn(self._snapshot, self._address, which)
+        readable, devices = self._address != 0, self._plan.devices
+        wrong += snapshots.torn(self._snapshot, self._address, which & readable)
+        wrong += devices.torn(self._snapshot, which & devices.where)
+        gathered = which & ~readable & ~devices.where
+        wrong += [n for n in np.flatnonzero(gathered).tolist() if self._is_torn(n)]
         if wrong:
             names = [self._flattened.names[number] for number in sorted(set(wrong))]
             raise torn_capture(names, "its bytes changed meanwhile.")
+
+    def _is_torn(self, number: int) -> bool:
+        """Gather a region again that its device should have looked at, and compare."""
+        again = np.empty(int(self._snapshot.places.nbytes[number]), np.uint8)
+        self._flattened.region(number).copy_into(again)
+        digests = chunk_digests(again, self._snapshot.places.chunk_bytes)
+        return not np.array_equal(digests, self._snapshot.digests_of(number))
 
 
 def _live(region: Region) -> NamedRegion:

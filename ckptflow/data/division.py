@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -73,12 +73,14 @@ class Table:
     Attributes:
         address: where the bytes lie as they are stored, int64 [n]; 0 where that is nowhere on
             the host: they have to be gathered.
+        device_address: where they lie on a device as they are stored, int64 [n]; 0 elsewhere.
         nbytes: of each, int64 [n].
         offset: where each starts in an arena, int64 [n].
         total_bytes: how long the arena is.
     """
 
     address: I64s
+    device_address: I64s
     nbytes: I64s
     offset: I64s
     total_bytes: int
@@ -102,6 +104,8 @@ class Division:
     Attributes:
         names: of the regions, each that of its first array.
         item_bytes: of one number of the first array of each.
+        on_devices: numbers of those that lie on a device as they are stored, by its name;
+            none is empty.
     """
 
     def __init__(self, found: Sequence[Found]) -> None:
@@ -110,6 +114,7 @@ class Division:
         self._gathered: dict[int, _Gathered] = {}
         self.names: list[str] = []
         self.item_bytes: list[int] = []
+        self.on_devices: dict[str, list[int]] = {}
         starts, sizes = [], []
         for index, block in enumerate(self._clusters.blocks(found)):
             lives = [found[i].live for i in block.members]
@@ -122,6 +127,8 @@ class Division:
                 found[i].node.extend(array_node(spec))
             if block.form is not Form.WHOLE or not lives[0].on_host:
                 self._gathered[index] = _gathered(block, lives, specs)
+                if block.form is Form.WHOLE and block.nbytes:
+                    self.on_devices.setdefault(lives[0].place, []).append(index)
             self._members.append(block.members)
             self.names.append(found[block.members[0]].name)
             self.item_bytes.append(item_bytes_of(specs[0]))
@@ -148,8 +155,12 @@ class Division:
     def table(self, addresses: I64s) -> Table:
         """Return the regions of arrays that lie at these addresses, int64 [n]."""
         start = addresses[self._first] + self._shift
+        on_device = np.zeros_like(start)
+        for numbers in self.on_devices.values():
+            on_device[numbers] = start[numbers]
         start[list(self._gathered)] = 0
-        return Table(start, self._nbytes, self._offset[:-1], int(self._offset[-1]))
+        total_bytes = int(self._offset[-1])
+        return Table(start, on_device, self._nbytes, self._offset[:-1], total_bytes)
 
     def region(
         self, number: int, table: Table, addresses: I64s, owners: Sequence[Any]
@@ -240,6 +251,11 @@ class Flattened:
     def gathered(self) -> list[int]:
         """Numbers of the regions that ``copy_gathered`` copies, and no address tells."""
         return self.division.gathered
+
+    @property
+    def on_devices(self) -> Mapping[str, list[int]]:
+        """Numbers of the regions that lie on a device as they are stored, by its name."""
+        return self.division.on_devices
 
     def owners_of(self, number: int) -> list[Any]:
         """Return what keeps the memory of the arrays of a region: these, or copies of them."""

@@ -161,13 +161,14 @@ def optimizers_in(value: Any) -> list[Any]:
 
 
 def updated_by(optimizer: Any) -> set[int]:
-    """Return the addresses of the host tensors that only ``optimizer.step()`` is to change.
+    """Return the addresses of the tensors that only ``optimizer.step()`` is to change.
 
-    These are the parameters that it was given, and the tensors of its state.
+    These are the parameters that it was given, and the tensors of its state; on the host, or
+    on a CUDA device, where addresses are other ones.
     """
     tensors = [one for group in optimizer.param_groups for one in group["params"]]
     for state in optimizer.state.values():
         values = state.values() if isinstance(state, dict) else ()
         tensors += [one for one in values if is_tensor(one)]
     local = (boxes.local_of(one) for one in tensors)
-    return {one.data_ptr() for one in local if one.is_cpu and one.numel()}
+    return {one.data_ptr() for one in local if (one.is_cpu or one.is_cuda) and one.numel()}

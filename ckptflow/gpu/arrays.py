@@ -48,6 +48,14 @@ def device_array(value: Any) -> DeviceArray:
     return _from_interface(value, interface, what)
 
 
+def stream_of(value: Any) -> int | None:
+    """Return the stream on which the library of an array works now; ``None``: that of CuPy."""
+    if torch_arrays.is_tensor(value):
+        return int(sys.modules["torch"].cuda.current_stream(value.device).cuda_stream)
+    stream = value.__cuda_array_interface__.get("stream")
+    return None if stream is None else int(stream)
+
+
 def _from_torch(tensor: Any) -> DeviceArray:
     if not tensor.is_cuda:
         raise StateError(
@@ -59,9 +67,8 @@ def _from_torch(tensor: Any) -> DeviceArray:
         raise StateError(f"What changed cannot be found in {error}.") from error
     address, shape, strides, itemsize = found.layout
     _require_contiguous(shape, strides, itemsize, "tensor", "tensor.contiguous()")
-    stream = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
     size = math.prod(shape) * itemsize
-    return DeviceArray(address, size, tensor.device.index, stream, found.tensor)
+    return DeviceArray(address, size, tensor.device.index, stream_of(tensor), found.tensor)
 
 
 def _from_interface(value: Any, interface: dict[str, Any], what: str) -> DeviceArray:
@@ -78,7 +85,7 @@ def _from_interface(value: Any, interface: dict[str, Any], what: str) -> DeviceA
     _require_memory(address, size, what)
     device = getattr(value, "device", None)
     number = getattr(device, "id", device if isinstance(device, int) else 0)
-    return DeviceArray(address, size, number, interface.get("stream"), value)
+    return DeviceArray(address, size, number, stream_of(value), value)
 
 
 def _require_contiguous(

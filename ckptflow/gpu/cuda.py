@@ -1,7 +1,8 @@
 """A CUDA device through CuPy: compiles the kernels at run time, no toolkit is needed.
 
-Everything runs on the stream of the array that is compared, in order; only the copy of new
-bytes to the host has a stream of its own. CuPy is imported when a device is asked for.
+Everything runs on the stream of the array that is compared, in order; the copy of new bytes to
+the host has a stream of its own, and so has a capture beside the application. CuPy is imported
+when a device is asked for.
 ``tests/gpu/test_device.py`` needs a real device; without one nothing here has been run.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckptflow.data.buffers import Bytes
-from ckptflow.errors import StateError
+from ckptflow.errors import ConfigError, StateError
 from ckptflow.gpu import plan
 from ckptflow.gpu.device import DeviceArray, Done, HostMemory
 from ckptflow.gpu.plain import Memory, choose_device
@@ -67,7 +68,7 @@ class CudaDevice:
         number: which device; the current one if it is not given.
 
     Raises:
-        ConfigError: CuPy is not installed, or there is no such device.
+        ConfigError: CuPy is not installed, cannot compile, or there is no such device.
     """
 
     def __init__(self, shape: Shape, number: int | None = None) -> None:
@@ -78,10 +79,25 @@ class CudaDevice:
         self._name = f"{properties['name'].decode()} (device {self._number})"
         self._blocks_max = properties["multiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
         with cupy.cuda.Device(self._number):
-            module = cupy.RawModule(code=plan.source(), options=plan.options(shape))
-            self._kernels = {name: module.get_function(name) for name in plan.kernels(shape)}
+            self._kernels = self._compile()
             self._aside = cupy.cuda.Stream(non_blocking=True)
+            self._apart = cupy.cuda.Stream(non_blocking=True)
             self._stream = cupy.cuda.get_current_stream()
+
+    def _compile(self) -> dict[str, Any]:
+        cupy, shape = self._cupy, self._shape
+        if cupy.cuda.runtime.is_hip:
+            raise ConfigError(
+                f"{self._name} is no CUDA device: the kernels are for warps of 32 threads."
+            )
+        try:
+            module = cupy.RawModule(code=plan.source(), options=plan.options(shape))
+            return {name: module.get_function(name) for name in plan.kernels(shape)}
+        except (cupy.cuda.compiler.CompileException, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"The kernels for {self._name} cannot be compiled or loaded: {error}. CuPy "
+                "needs NVRTC of its own CUDA version; see its installation guide."
+            ) from error
 
     @property
     def name(self) -> str:
@@ -111,13 +127,26 @@ class CudaDevice:
             StateError: it lies on another device, or its memory was freed.
         """
         self._require_here(array)
-        cupy = self._cupy
-        with cupy.cuda.Device(self._number):
-            stream = self._stream_of(array)
-            if stream.ptr != self._stream.ptr:
-                stream.wait_event(self._stream.record())  # Our own earlier work comes first.
-            self._stream = stream
+        with self._cupy.cuda.Device(self._number):
+            self._go_on(self._stream_of(array))
             yield
+
+    @contextmanager
+    def apart(self, after: Done) -> Iterator[None]:
+        """Work on a stream of our own, once ``after`` is done."""
+        with self._cupy.cuda.Device(self._number):
+            self._go_on(self._apart)
+            self.hold(after)
+            yield
+
+    def _go_on(self, stream: Any) -> None:
+        if stream.ptr != self._stream.ptr:
+            stream.wait_event(self._stream.record())  # Our own earlier work comes first.
+        self._stream = stream
+
+    def so_far(self) -> Done:
+        """Return what has finished when everything that was asked for has."""
+        return _Event(self._stream.record())
 
     def _stream_of(self, array: DeviceArray) -> Any:
         streams = self._cupy.cuda.Stream

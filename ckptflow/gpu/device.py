@@ -72,6 +72,14 @@ class Device(Protocol):
         """
         ...
 
+    def so_far(self) -> Done:
+        """Return what has finished when everything that was asked for has."""
+        ...
+
+    def apart(self, after: Done) -> AbstractContextManager[None]:
+        """Work beside what applications do on the device, once ``after`` is done."""
+        ...
+
     def allocate(self, size_bytes: int) -> Memory:
         """Return memory of the device with any content."""
         ...

@@ -30,8 +30,11 @@ CELLS_MAX = (1 << 32) - 1  # Lists hold numbers of cells as 32 bits.
 CHUNKS_PER_BLOCK_MIN = 16  # Fewer are not worth another block.
 
 STAGING_BYTES_MIN, STAGING_BYTES_MAX = 64 << 10, 64 << 20
+PIECES = 2  # of a capture, one on its way to the host while the other is collected
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 1 << 20, 64 << 20
 BYTES_PER_NUMBER = {"digests": 16, "kinds": 1, "refs": 8, "list": 4}
 _DIGEST, _NUMBER, _SLOT, _COUNT = 16, 4, 8, 8  # bytes on the device
+_ROW = 48  # of a capture: six numbers of 64 bits
 COUNTS = ("chunk_counts", "cell_counts", "new_counts", "run_counts")
 
 
@@ -249,3 +252,50 @@ def default_history_limit(shape: Shape, state_bytes: int) -> int:
     At cells of 4 KiB it is within 0.02. The history then remembers half of the state.
     """
     return max(1024, shape.cells(state_bytes) // 2)
+
+
+# --- capture -----------------------------------------------------------------------------
+
+
+def scan_all(blocks: int, values: Mapping[str, int]) -> list[Launch]:
+    """Return what digests and compares all rows of a capture, and counts what is held."""
+    return [launch(kernel, blocks, values) for kernel in ("ck_scan_rows", "ck_hold_grains")]
+
+
+def list_held(shape: Shape, blocks: int, values: Mapping[str, int]) -> Launch:
+    """Return what lists the chunks that are held, after `scan_all` and on as many blocks."""
+    as_a_region = {
+        "changed": values["held"],
+        "length": values["chunk_total"] * shape.chunk_bytes,
+        "chunk_counts": values["held_counts"],
+        "first_number": 0,
+    }
+    return launch("ck_list_chunks", blocks, {**values, **as_a_region})
+
+
+def piece_chunks(shape: Shape, chunks: int) -> int:
+    """Return how many chunks of so many a piece has: a 128th, within limits."""
+    wanted = min(max(chunks * shape.chunk_bytes // 128, PIECE_BYTES_MIN), PIECE_BYTES_MAX)
+    return max(1, min(wanted // shape.chunk_bytes, chunks))
+
+
+def piece_bytes(shape: Shape, chunks: int) -> int:
+    """Return how long a piece of so many chunks is, with their digests and numbers."""
+    return chunks * (_DIGEST + shape.chunk_bytes + _NUMBER)
+
+
+def capture_sizes(shape: Shape, rows: int, chunks: int, blocks: int) -> dict[str, int]:
+    """Return bytes of each array that a capture of so many regions keeps on the device."""
+    piece = piece_bytes(shape, piece_chunks(shape, chunks))
+    return {
+        "rows": rows * _ROW,
+        "row_of": chunks * _NUMBER,
+        "old_chunks": chunks * _DIGEST,
+        "new_chunks": chunks * _DIGEST,
+        "changed": chunks,
+        "held": chunks,
+        "listed": chunks * _NUMBER,
+        "counts": 2 * blocks * _COUNT,
+        "keys": len(key_bytes()),
+        **{f"piece{number}": piece for number in range(PIECES)},
+    }

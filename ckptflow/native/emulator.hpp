@@ -271,6 +271,7 @@ static inline unsigned __ballot_sync(unsigned, int vote) {
 }
 
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);

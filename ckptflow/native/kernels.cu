@@ -382,3 +382,7 @@ CK_KERNEL ck_number(const ckh_u32 *__restrict__ list, const ckh_u64 *__restrict_
 // ---- 6. to 8. Join cells to runs, hand over, commit -----------------------------------------
 
 #include "gpu_results.cuh"
+
+// ---- The capture of many regions at once ----------------------------------------------------
+
+#include "gpu_capture.cuh"

@@ -93,7 +93,8 @@ class RegionFacts(NamedTuple):
 
     Attributes:
         is_small: it is shorter than `SMALL_BYTES`.
-        readable: it lies in host memory as it is stored; others are gathered or fetched.
+        readable: it lies as it is stored, on the host or on a device that can capture it;
+            others are gathered by their library.
         kept: its bytes are kept for deltas, so that all of them are wanted each time.
         next_writer_known: nothing but a call that waits for the capture will write to it.
         known: its digests in the snapshot before are known.
@@ -140,7 +141,7 @@ COPY, DIFF, LAZY = CaptureMode.COPY, CaptureMode.DIFF_FIRST, CaptureMode.LAZY
 
 SMALL = Choice(COPY, whole=True, digested=False, reason="small", again=True)
 GATHERED = Choice(
-    COPY, whole=True, digested=False, reason="gathered, or from a device", again=True
+    COPY, whole=True, digested=False, reason="gathered, or by its library", again=True
 )
 
 

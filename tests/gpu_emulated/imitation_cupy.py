@@ -23,19 +23,29 @@ class CUDARuntimeError(RuntimeError):
     """What CuPy raises when the driver says no."""
 
 
+class CompileException(Exception):
+    """What CuPy raises when the compiler says no."""
+
+
 class Event:
-    def __init__(self, log: list[str], stream: int) -> None:
-        self.log, self.stream = log, stream
+    def __init__(self, imitation: Imitation, stream: int) -> None:
+        self.imitation, self.stream = imitation, stream
 
     def synchronize(self) -> None:
-        self.log.append(f"wait for {self.stream}")
+        self.imitation.log.append(f"wait for {self.stream}")
+        self.imitation.catch_up(self.stream)
 
 
 class Imitation:
-    """What ``import cupy`` gives. ``log`` tells what was asked for, in order."""
+    """What ``import cupy`` gives. ``log`` tells what was asked for, in order.
+
+    Copies to the host happen when somebody waits for their stream, as late as they may.
+    """
 
     def __init__(self, devices: int = 2) -> None:
         self.log: list[str] = []
+        self.to_host_bytes = 0
+        self._late: dict[int, list[tuple[int, int, int]]] = {}  # By stream.
         self.current_stream: Any = None
         self.current_device = 0
         self.memory: dict[int, HostArray] = {}
@@ -68,13 +78,15 @@ class Imitation:
                 imitation.current_stream = self._outer.pop()
 
             def record(self) -> Event:
-                return Event(log, self.ptr)
+                return Event(imitation, self.ptr)
 
             def wait_event(self, event: Event) -> None:
                 log.append(f"{self.ptr} after {event.stream}")
+                imitation.catch_up(event.stream)
 
             def synchronize(self) -> None:
                 log.append(f"wait for {self.ptr}")
+                imitation.catch_up(self.ptr)
 
         Stream.null = Stream(non_blocking=True, ptr=0)
         Stream.ptds = Stream(non_blocking=True, ptr=2)
@@ -94,10 +106,12 @@ class Imitation:
             Stream=Stream,
             Device=Device,
             get_current_stream=lambda: imitation.current_stream,
+            compiler=SimpleNamespace(CompileException=CompileException),
             alloc=self._alloc,
             alloc_pinned_memory=self._alloc_pinned,
             runtime=SimpleNamespace(
                 CUDARuntimeError=CUDARuntimeError,
+                is_hip=False,
                 getDeviceCount=lambda: devices,
                 getDeviceProperties=lambda _: {
                     "name": b"Imitation", "multiProcessorCount": 1
@@ -113,6 +127,13 @@ class Imitation:
         memory = self._alloc(data.nbytes)
         memory.view[:] = data
         return LikeCupy(memory)
+
+    def array(
+        self, values: NDArray[Any], *, device: int = 0, stream: int | None = None
+    ) -> CupyArray:
+        """An array of a device with the same elements, in the same order in memory."""
+        with self.cuda.Device(device):
+            return CupyArray(self._alloc(values.nbytes), values, stream)
 
     def _alloc(self, size_bytes: int) -> HostArray:
         memory = HostArray(size_bytes)
@@ -141,7 +162,16 @@ class Imitation:
     def _copy(self, target: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
         assert kind in (1, 2, 3)
         self.log.append(f"copy on {stream}")
-        ctypes.memmove(target, source, size_bytes)
+        if kind == 2:
+            self.to_host_bytes += size_bytes
+            self._late.setdefault(stream, []).append((target, source, size_bytes))
+        else:
+            ctypes.memmove(target, source, size_bytes)
+
+    def catch_up(self, stream: int) -> None:
+        """Do what is late on a stream."""
+        for copy in self._late.pop(stream, ()):
+            ctypes.memmove(*copy)
 
     def _set(self, target: int, value: int, size_bytes: int, stream: int) -> None:
         self.log.append(f"set on {stream}")
@@ -185,3 +215,27 @@ class LikeCupy:
             "version": 3, "shape": (memory.size_bytes,), "typestr": "|u1",
             "data": (memory.address, False), "stream": stream,
         }  # fmt: skip
+
+
+class CupyArray:
+    """An array of CuPy, as far as a state needs it. ``values`` is its memory."""
+
+    def __init__(self, memory: HostArray, values: NDArray[Any], stream: int | None) -> None:
+        memory.view[:] = values.ravel(order="K").view(np.uint8)
+        self.values = np.ndarray(
+            values.shape, values.dtype, memory.view.data, strides=values.strides
+        )
+        self.dtype, self.stream = values.dtype, stream
+        self.device = SimpleNamespace(id=memory.device)  # type: ignore[attr-defined]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        shown = self.values.__array_interface__
+        keys = ("shape", "typestr", "data", "strides")
+        return {key: shown[key] for key in keys} | {"version": 3, "stream": self.stream}
+
+    def get(self) -> NDArray[Any]:
+        return self.values.copy()
+
+    def set(self, values: NDArray[Any]) -> None:
+        self.values[...] = values

@@ -18,15 +18,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from both import Both
 from emulated import Deadlock, EmulatedDevice, aligned, build, compiler, on_device
+from numpy.typing import NDArray
 from twin import Twin, edited
 
+from ckptflow.data.snapshot import DIGEST
 from ckptflow.gpu import plan
 from ckptflow.gpu.plan import Shape
 
 SHAPE = Shape(96, 48)
 NEEDED = re.compile(r"__syncthreads\(\);|if \(seen & CK_PENDING\) atomicMin\(.*\);")
-FILES = ("kernels.cu", "gpu_order.cuh", "gpu_table.cuh")
+FILES = ("kernels.cu", "gpu_order.cuh", "gpu_table.cuh", "gpu_capture.cuh")
 
 
 def needed() -> list[tuple[str, int]]:
@@ -63,9 +66,20 @@ def agrees_with_the_cpu(kernels: ctypes.CDLL) -> bool:
                 twin.commit()
                 data = edited(data, SHAPE.chunk_bytes, rng)
                 data[::991] ^= 1
+            captures(device, data)
         except (AssertionError, Deadlock):
             return False
     return True
+
+
+def captures(device: EmulatedDevice, data: NDArray[np.uint8]) -> None:
+    both = Both(device, lambda data: on_device(aligned(data)))
+    for _ in range(2):
+        both.see({"a": data, "b": data[:777]})
+        both.take(np.full(2, DIGEST), np.array([3, 1], np.uint64))
+        both.keep()
+        data = data.copy()
+        data[::991] ^= 1
 
 
 def test_there_is_something_to_take_away() -> None:
@@ -97,7 +111,7 @@ def test_what_is_missing_is_caught(statement: tuple[str, int], tmp_path: Path) -
         f"kernels = t.build(t.SHAPE, t.without({statement}, t.Path({str(tmp_path)!r})))\n"
         "sys.exit(0 if t.agrees_with_the_cpu(kernels) else 77)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
         [sys.executable, "-c", script],
         env=environment,

@@ -19,6 +19,7 @@ from ckptflow.testing.gpu_code import ARCHITECTURES, Code, DoesNotCompile, NotHe
 CELLS = Shape(4096, 256)
 FAST = {70, 90, 120}  # the oldest, the one that is looked into, the newest
 REGISTERS = 65_536  # of a multiprocessor
+SCANS = ["ck_scan_chunks", "ck_scan_cells", "ck_scan_rows"]
 LANES_PER_S = 132 * 128 * 1.98e9  # instructions that all lanes of an H200 can issue
 MEMORY_BYTES_PER_S = 4.3e12  # that its memory can read
 
@@ -73,13 +74,13 @@ def test_no_kernel_spills(shape: Shape) -> None:
     assert {name: kernel for name, kernel in found.items() if kernel.stack_bytes} == {}
 
 
-@pytest.mark.parametrize("kernel", ["ck_scan_chunks", "ck_scan_cells"])
+@pytest.mark.parametrize("kernel", SCANS)
 def test_enough_blocks_fit_on_a_multiprocessor(kernel: str) -> None:
     registers = code(CELLS)[kernel].registers
     assert 32 < registers <= REGISTERS / (BLOCKS_PER_MULTIPROCESSOR * plan.THREADS)
 
 
-@pytest.mark.parametrize("kernel", ["ck_scan_chunks", "ck_scan_cells"])
+@pytest.mark.parametrize("kernel", SCANS)
 def test_the_hot_loop_reads_units_of_16_bytes(kernel: str) -> None:
     loop = code(CELLS)[kernel].loops[0]
     assert loop.loads == 8
@@ -87,11 +88,13 @@ def test_the_hot_loop_reads_units_of_16_bytes(kernel: str) -> None:
     assert 64 <= loop.multiplications <= 70
 
 
-def test_new_bytes_are_copied_in_units_of_16_bytes() -> None:
-    assert code(CELLS)["ck_gather"].wide_loads
+@pytest.mark.parametrize("kernel", ["ck_gather", "ck_take_chunks"])
+def test_new_bytes_are_copied_in_units_of_16_bytes(kernel: str) -> None:
+    assert code(CELLS)[kernel].wide_loads
 
 
-def test_instructions_leave_room_above_the_speed_of_memory() -> None:
-    each = gpu_code.instructions_per_byte(code(CELLS)["ck_scan_chunks"], 4096)
+@pytest.mark.parametrize("kernel", ["ck_scan_chunks", "ck_scan_rows"])
+def test_instructions_leave_room_above_the_speed_of_memory(kernel: str) -> None:
+    each = gpu_code.instructions_per_byte(code(CELLS)[kernel], 4096)
     assert each > 2, "less than the multiplications alone: the loops were misread"
     assert LANES_PER_S / each >= 1.5 * MEMORY_BYTES_PER_S

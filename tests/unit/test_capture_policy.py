@@ -45,7 +45,7 @@ DIFF, LAZY = CaptureMode.DIFF_FIRST, CaptureMode.LAZY
         (DIFF, {"known": True, "wanted": True}, (DIFF, True, True), "the writer wants"),
         (LAZY, {}, (LAZY, True, True), "asked for; all of it"),
         (LAZY, {"known": True, "changed": 0.9}, (LAZY, False, True), "asked for"),
-        (LAZY, {"readable": False}, (COPY, True, False), "gathered, or from a device"),
+        (LAZY, {"readable": False}, (COPY, True, False), "gathered, or by its library"),
         (LAZY, {"kept": True, "known": True}, (COPY, True, False), "kept for deltas"),
         (LAZY, {"torn": True, "known": True}, (COPY, True, True), "was written to"),
     ],
