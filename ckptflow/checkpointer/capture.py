@@ -6,14 +6,16 @@ the application only reads. ``tests/unit/test_capture.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptflow.checkpointer.arena import ArenaPool, default_budget_bytes
-from ckptflow.checkpointer.taking import Captured, Plan, Take
+from ckptflow.checkpointer.taking import Captured, Mask, Plan, Take
 from ckptflow.data import snapshot as snapshots
 from ckptflow.data.buffers import I64s, U64s
 from ckptflow.data.division import Flattened
@@ -23,11 +25,10 @@ from ckptflow.errors import StateError, TornCapture
 from ckptflow.gpu.fleet import Fleet
 from ckptflow.policy.capture import (
     IN_FLIGHT_FIRST,
-    SMALL,
     SMALL_BYTES,
     CaptureMode,
     CaptureRules,
-    Choice,
+    Choices,
     RegionFacts,
     choose,
 )
@@ -42,12 +43,12 @@ class _Wanted:
     Attributes:
         whole: names of the regions of which the writer will want all bytes.
         cells: of which it will want the digests of all cells, and of what size.
-        cell_bytes: per region, the unit in which it looks at them.
+        coarse: the size of cells of those that have larger ones than chunks.
     """
 
     whole: frozenset[str] = frozenset()
     cells: Mapping[str, int] = field(default_factory=dict)
-    cell_bytes: Mapping[str, int] = field(default_factory=dict)
+    coarse: Mapping[str, int] = field(default_factory=dict)
 
 
 class Capturer:
@@ -200,7 +201,11 @@ class Capturer:
         self._wanted = _Wanted(
             wanted_whole(memory),
             wanted_cells(memory, self._chunk_bytes),
-            {name: region.cell_bytes for name, region in memory.regions.items()},
+            {
+                name: region.cell_bytes
+                for name, region in memory.regions.items()
+                if region.cell_bytes > self._chunk_bytes
+            },
         )
         if captured.parent is not None:
             self._changed.update(snapshots.changed_fractions(snapshot, captured.parent))
@@ -217,62 +222,99 @@ class Capturer:
     def _plan(self, flattened: Flattened, snapshot: Snapshot) -> Plan:
         before, places = self._before, snapshot.places
         parent, devices = Parent(snapshot, before), self._fleet.regions(flattened)
-        readable = (flattened.table.address != 0) | devices.where
-        choices = self._choices(flattened, snapshot, parent, readable.tolist())
-        whole = np.array([choice.whole for choice in choices], np.bool_)
-        digested = np.array([choice.digested for choice in choices], np.bool_)
-        later = np.array([choice.mode is CaptureMode.LAZY for choice in choices], np.bool_)
+        on_host = flattened.table.address != 0
+        changed = self._changed_last(snapshot.names)
+        choices = self._choices(flattened, snapshot, parent, changed, on_host | devices.where)
+        whole = choices.which(lambda choice: choice.whole)
+        digested = choices.which(lambda choice: choice.digested)
+        later = choices.which(lambda choice: choice.mode is CaptureMode.LAZY)
         how = np.where(whole, snapshots.WHOLE, snapshots.NOTHING)
         how |= np.where(digested, snapshots.DIGEST, snapshots.NOTHING)
-        grain = np.ones(len(choices), np.uint64)
-        cells: dict[int, int] = {}
-        expected = np.where(whole, places.nbytes, np.uint64(0)).astype(np.float64)
-        for number in np.flatnonzero(digested).tolist():
-            name, size = snapshot.names[number], int(places.nbytes[number])
-            cell_bytes = self._wanted.cell_bytes.get(name, 0)
-            grain[number] = max(1, cell_bytes // self._chunk_bytes)
-            if not whole[number]:
-                if name in self._wanted.cells and flattened.table.address[number]:
-                    cells[number] = self._wanted.cells[name]
-                expected[number] = min(size, size * (2 * self._changed.get(name, 0.0) + 1 / 16))
+        share = np.minimum(1.0, 2 * np.nan_to_num(changed) + 1 / 16)
+        expected = places.nbytes * np.where(whole, 1.0, share)
+        grain = np.ones(len(whole), np.uint64)
+        for name, cell_bytes in self._wanted.coarse.items():
+            if (number := snapshot.number(name)) is not None:
+                grain[number] = cell_bytes // self._chunk_bytes
+        cells = {
+            number: cell_bytes
+            for name, cell_bytes in self._wanted.cells.items()
+            if (number := snapshot.number(name)) is not None
+            and digested[number]
+            and not whole[number]
+            and on_host[number]
+        }
         expected_bytes = int(expected.sum())
         return Plan(choices, parent, before, how, grain, cells, later, devices, expected_bytes)
 
+    def _changed_last(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """Return what fraction of each region changed the last time; NaN: not known."""
+        if not self._changed:
+            return np.full(len(names), np.nan)
+        known = self._changed.get
+        return np.array([known(name, math.nan) for name in names], np.float64)
+
     def _choices(
-        self, flattened: Flattened, snapshot: Snapshot, parent: Parent, readable: list[bool]
-    ) -> list[Choice]:
-        lazy, before = self.lazy_addresses(), self._before
-        names, sizes = snapshot.names, snapshot.places.nbytes.tolist()
-        on_host = (flattened.table.address != 0).tolist()
-        known = (parent.known > 0).tolist()
-        choices = [SMALL] * len(names)
-        looked_at: Iterable[int] = range(len(names))
-        if self._rules == CaptureRules() and not self._kept:
-            looked_at = np.flatnonzero(snapshot.places.nbytes >= SMALL_BYTES).tolist()
-        made: dict[tuple[RegionFacts, CaptureMode], Choice] = {}  # Most are like some other.
-        for number in looked_at:
-            name = names[number]
-            facts = RegionFacts(
-                is_small=sizes[number] < SMALL_BYTES,
-                readable=readable[number],
-                kept=self._kept,
-                next_writer_known=(
-                    bool(lazy) and readable[number] and _all_in(flattened, number, lazy)
-                ),
-                known=known[number],
-                coming=(
-                    not known[number] and before is not None and before.number(name) is not None
-                ),
-                changed=self._changed.get(name),
-                wanted=name in self._wanted.whole
-                or (name in self._wanted.cells and not on_host[number]),
-                torn=name in self._torn,
-            )
-            key = facts, self._asked(name)
-            if key not in made:
-                made[key] = choose(*key)
-            choices[number] = made[key]
-        return choices
+        self,
+        flattened: Flattened,
+        snapshot: Snapshot,
+        parent: Parent,
+        changed: NDArray[np.float64],
+        readable: Mask,
+    ) -> Choices:
+        names, count = snapshot.names, len(snapshot.names)
+        known, on_device = parent.known > 0, flattened.table.address == 0
+        is_small = snapshot.places.nbytes < SMALL_BYTES
+        columns = {
+            "is_small": is_small,
+            "readable": readable,
+            "kept": np.full(count, self._kept),
+            "next_writer_known": self._of_optimizers(flattened, readable & ~is_small),
+            "known": known,
+            "coming": self._coming(names, ~known & ~is_small),
+            # Of cells a device knows nothing.
+            "wanted": _among(names, self._wanted.whole)
+            | (on_device & _among(names, self._wanted.cells)),
+            "torn": _among(names, self._torn),
+        }
+        # Most regions are like some other, so that few choices have to be made.
+        percent = np.where(np.isnan(changed), -1, np.round(100 * changed)).astype(np.int64)
+        key, modes = percent + 1, list(CaptureMode)
+        for column in (*columns.values(), *self._asked_modes(names, modes)):
+            key = 2 * key + column
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        made = []
+        for number in first.tolist():
+            last = None if percent[number] < 0 else int(percent[number]) / 100
+            facts = {name: bool(column[number]) for name, column in columns.items()}
+            asked = self._asked(names[number])
+            made.append(choose(RegionFacts(**facts, changed=last), asked))
+        return Choices(made, of)
+
+    def _of_optimizers(self, flattened: Flattened, which: Mask) -> Mask:
+        """Return which regions change in the steps of optimizers only."""
+        found = np.zeros(len(which), np.bool_)
+        if lazy := self.lazy_addresses():
+            for number in np.flatnonzero(which).tolist():
+                found[number] = all(
+                    _address(owner) in lazy for owner in flattened.owners_of(number)
+                )
+        return found
+
+    def _coming(self, names: Sequence[str], which: Mask) -> Mask:
+        """Return of which regions the writer is computing digests."""
+        found = np.zeros(len(which), np.bool_)
+        if self._before is not None:
+            for number in np.flatnonzero(which).tolist():
+                found[number] = self._before.number(names[number]) is not None
+        return found
+
+    def _asked_modes(self, names: Sequence[str], modes: Sequence[CaptureMode]) -> list[Mask]:
+        """Return, for each mode, of which regions it is asked for."""
+        if not self._rules.patterns:
+            return []
+        asked = [self._asked(name) for name in names]
+        return [np.array([one is mode for one in asked], np.bool_) for mode in modes]
 
     def _asked(self, name: str) -> CaptureMode:
         if not self._rules.patterns:
@@ -287,9 +329,10 @@ def shown_name(name: str) -> str:
     return name.removeprefix("state/")
 
 
-def _all_in(flattened: Flattened, number: int, addresses: Collection[int]) -> bool:
-    """Tell whether all arrays of a region lie at some addresses."""
-    return all(_address(owner) in addresses for owner in flattened.owners_of(number))
+def _among(names: Sequence[str], some: Collection[str]) -> Mask:
+    if not some:
+        return np.zeros(len(names), np.bool_)
+    return np.array([name in some for name in names], np.bool_)
 
 
 def _address(owner: object) -> int | None:

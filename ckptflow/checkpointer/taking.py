@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ckptflow.data.division import Flattened, Region
 from ckptflow.data.guarding import ReadOnly, versions
 from ckptflow.data.snapshot import Parent, Places, Snapshot
 from ckptflow.gpu.fleet import OnDevices
-from ckptflow.policy.capture import CaptureMode, Choice
+from ckptflow.policy.capture import CaptureMode, Choices
 from ckptflow.store.memory import NamedRegion
 from ckptflow.store.planning.changes import torn_capture
 
@@ -37,7 +37,7 @@ class Captured:
 
     Attributes:
         structure: how the regions make the state.
-        regions: its bytes.
+        views: makes the regions when they are first asked for, in whatever thread that is.
         choices: how each was captured.
         snapshot: digests, and what is held.
         parent: what they were compared with, until the writer has the digests of all.
@@ -49,8 +49,8 @@ class Captured:
     """
 
     structure: Any
-    regions: list[NamedRegion]
-    choices: Sequence[Choice]
+    views: Callable[[], list[NamedRegion]]
+    choices: Choices
     snapshot: Snapshot
     parent: Parent | None = None
     live: bool = False
@@ -59,7 +59,16 @@ class Captured:
     arenas: ArenaPool | None = None
     arena: Arena | None = None
     _readers: int = 1
+    _regions: list[NamedRegion] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def regions(self) -> list[NamedRegion]:
+        """Its bytes."""
+        with self._lock:
+            if self._regions is None:
+                self._regions = self.views()
+            return self._regions
 
     def hold(self) -> None:
         """To be called by whoever else will read the bytes."""
@@ -95,7 +104,7 @@ class Captured:
 class Plan:
     """How the regions of one state are captured."""
 
-    choices: list[Choice]
+    choices: Choices
     parent: Parent
     before: Snapshot | None
     how: U64s
@@ -126,9 +135,10 @@ class Take:
         self._snapshot, self._plan, self._arena = snapshot, plan, arena
         self._address = flattened.table.address
         self._versions: dict[int, list[int | None]] = {}
+        self._cells: dict[int, tuple[int, U64s]] = {}
         self.captured = Captured(
             flattened.structure,
-            [],
+            list,
             plan.choices,
             snapshot,
             plan.parent,
@@ -145,7 +155,7 @@ class Take:
             return
         self._arena.scatter(few=self._plan.is_few(self._snapshot.places))
         self._arena.passing = self._passing()
-        self.captured.regions = self._views()
+        self.captured.views = self._views()
         self._hold_or_go_live(which)
 
     def _hold_or_go_live(self, which: Mask) -> None:
@@ -167,12 +177,12 @@ class Take:
         were digested of would say of a cell that it did not change although it did.
         """
         for number in (n for n in self._plan.cells if which[n]):
-            data, view = self._flattened.region(number).data, self.captured.regions[number]
+            data = self._flattened.region(number).data
             assert data is not None, "cells are for what lies on the host"
             cell_bytes, only = self._plan.cells[number], np.zeros(len(which), np.bool_)
             cells, only[number] = chunk_digests(data, cell_bytes), True
             if not snapshots.torn(self._snapshot, self._address, only):
-                self.captured.regions[number] = replace(view, cells=(cell_bytes, cells))
+                self._cells[number] = cell_bytes, cells
 
     def _hold(self, which: Mask, how: U64s) -> bool:
         """Capture some regions; return whether there was room."""
@@ -216,40 +226,37 @@ class Take:
     def _go_live(self, which: Mask) -> None:
         """Let some regions be read where they lie, until they are written."""
         captured, live = self.captured, which & (self._snapshot.places.nbytes > 0)
+        views = [] if self._arena is None else captured.views()
         if self._arena is not None and which.all():
             self._arenas.give_back(self._arena)
             self._arena = captured.arena = None
         captured.live = True
         self._snapshot.digested[which] = False
-        captured.regions = [
+        regions = [
             _live(self._flattened.region(number))
             if self._arena is None or live[number]
-            else captured.regions[number]
+            else views[number]
             for number in range(self._count)
         ]
+        captured.views = lambda: regions
 
-    def _views(self) -> list[NamedRegion]:
+    def _views(self) -> _Views:
+        """Return what makes the regions; it keeps nothing of the state alive."""
         assert self._arena is not None, "without one they are live"
-        places, snapshot = self._snapshot.places, self._snapshot
-        start = places.offset
-        ends = (start + places.nbytes).tolist()
-        data = list(map(self._arena.bytes.data.__getitem__, map(slice, start.tolist(), ends)))
-        names, item_bytes = self._flattened.names, self._flattened.item_bytes
-        views = list(map(NamedRegion, names, data, item_bytes))
-        for number in np.flatnonzero((self._plan.how & snapshots.DIGEST) != 0).tolist():
-            views[number] = NamedRegion(
-                names[number],
-                data[number],
-                item_bytes[number],
-                snapshot.digests_of(number),
-                None if self._plan.choices[number].whole else snapshot.held_of(number),
-            )
-        return views
+        return _Views(
+            self._flattened.names,
+            self._flattened.item_bytes,
+            self._arena.bytes.data,
+            self._snapshot,
+            (self._plan.how & snapshots.DIGEST) != 0,
+            (self._plan.how & snapshots.WHOLE) != 0,
+            self._cells,
+        )
 
     def _passing(self) -> list[tuple[int, int]]:
         """Return the stretches of the arena that the next save will not write as a whole."""
         places = self._snapshot.places
-        stays = np.array([choice.again for choice in self._plan.choices], np.bool_)
+        stays = self._plan.choices.which(lambda choice: choice.again)
         if not stays.any():
             return [(0, places.arena_bytes)]
         large = (places.nbytes >= snapshots.PAGED_BYTES_MIN) & ~stays
@@ -276,10 +283,13 @@ class Take:
 
     def guard(self) -> None:
         """Keep what is captured later from being written to, as far as that can be done."""
+        arrays: list[object] = []
         for number in np.flatnonzero(self._plan.later).tolist():
             owners = self._flattened.owners_of(number)
-            self.captured.guard.freeze(owners)
-            self._versions[number] = versions(owners)
+            arrays += owners
+            if any(not isinstance(owner, np.ndarray) for owner in owners):
+                self._versions[number] = versions(owners)
+        self.captured.guard.freeze(arrays)
         self._plan.devices.mark()
 
     def finish(self) -> None:
@@ -303,11 +313,12 @@ class Take:
 
     def check_again(self) -> None:
         """Look once more at regions that were torn before, and were copied now."""
-        choices = self._plan.choices
-        torn = [c.mode is CaptureMode.COPY and c.digested for c in choices]
-        if not self.captured.live and any(torn):
+        torn = self._plan.choices.which(
+            lambda choice: choice.mode is CaptureMode.COPY and choice.digested
+        )
+        if not self.captured.live and torn.any():
             self._plan.devices.finish()
-            self._check(np.array(torn, np.bool_))
+            self._check(torn)
 
     def _check(self, which: Mask) -> None:
         wrong = [
@@ -330,6 +341,45 @@ class Take:
         self._flattened.region(number).copy_into(again)
         digests = chunk_digests(again, self._snapshot.places.chunk_bytes)
         return not np.array_equal(digests, self._snapshot.digests_of(number))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Views:
+    """Makes the regions of a snapshot as they lie in an arena, when they are called for.
+
+    Attributes:
+        names: of the regions.
+        item_bytes: of each.
+        arena: where they lie.
+        snapshot: their digests, and what is held.
+        digested: which were digested when they were captured, bool [n].
+        whole: of which all is held, bool [n].
+        cells: sizes and digests of cells, by the number of the region.
+    """
+
+    names: Sequence[str]
+    item_bytes: Sequence[int]
+    arena: memoryview
+    snapshot: Snapshot
+    digested: Mask
+    whole: Mask
+    cells: Mapping[int, tuple[int, U64s]]
+
+    def __call__(self) -> list[NamedRegion]:
+        names, item_bytes, places = self.names, self.item_bytes, self.snapshot.places
+        ends = (places.offset + places.nbytes).tolist()
+        data = list(map(self.arena.__getitem__, map(slice, places.offset.tolist(), ends)))
+        views = list(map(NamedRegion, names, data, item_bytes))
+        for number in np.flatnonzero(self.digested).tolist():
+            views[number] = NamedRegion(
+                names[number],
+                data[number],
+                item_bytes[number],
+                self.snapshot.digests_of(number),
+                None if self.whole[number] else self.snapshot.held_of(number),
+                self.cells.get(number),
+            )
+        return views
 
 
 def _live(region: Region) -> NamedRegion:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ckptflow.checkpointer.capture import shown_name
 from ckptflow.errors import CheckpointError, ConfigError, FlushError
-from ckptflow.policy.capture import Choice
+from ckptflow.policy.capture import Choice, Choices
 
 
 class Ticket:
@@ -20,7 +20,7 @@ class Ticket:
 
     def __init__(self, step: int, levels: tuple[int, ...]) -> None:
         self.step = step
-        self.choices: tuple[Sequence[Choice], Sequence[str]] = (), ()  # By region; their names.
+        self.choices: tuple[Choices | None, Sequence[str]] = None, ()  # By region; their names.
         self._levels = levels  # Of the tiers that it goes to, inner ones first.
         self._left = Counter(levels)  # How many tiers of each it may still reach.
         self._reached: set[int] = set()
@@ -43,7 +43,9 @@ class Ticket:
     def modes(self) -> dict[str, Choice]:
         """How each region was captured, and why, by its name."""
         choices, names = self.choices
-        return {shown_name(name): choice for name, choice in zip(names, choices, strict=True)}
+        if choices is None:
+            return {}
+        return {shown_name(name): choices[number] for number, name in enumerate(names)}
 
     @property
     def captured(self) -> bool:

@@ -25,11 +25,17 @@ class ReadOnly:
     def freeze(self, arrays: Iterable[object]) -> None:
         """Make arrays read-only, and what they are views of, that can be put back."""
         for array in arrays:
-            if isinstance(array, np.ndarray):
-                for one in _chain(array):
-                    if one.flags.writeable and self._can_be_put_back(one):
-                        one.flags.writeable = False
-                        self._frozen[id(one)] = one
+            if not isinstance(array, np.ndarray):
+                continue
+            if array.base is None:  # As nearly all.
+                if array.flags.writeable:
+                    array.flags.writeable = False
+                    self._frozen[id(array)] = array
+                continue
+            for one in _chain(array):
+                if one.flags.writeable and self._can_be_put_back(one):
+                    one.flags.writeable = False
+                    self._frozen[id(one)] = one
 
     def _can_be_put_back(self, array: np.ndarray[Any, Any]) -> bool:
         """Tell whether NumPy would make an array writable again.

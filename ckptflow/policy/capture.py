@@ -8,11 +8,14 @@ return their reasons. ``tests/unit/test_capture_policy.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.units import KIB
@@ -135,6 +138,28 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.mode}: {self.reason}"
+
+
+class Choices:
+    """The choices for many regions, most of which are like some other.
+
+    Args:
+        made: the different ones.
+        of: number of the one of each region, intp [n].
+    """
+
+    def __init__(self, made: Sequence[Choice], of: NDArray[np.intp]) -> None:
+        self._made, self._of = made, of
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __getitem__(self, number: int) -> Choice:
+        return self._made[int(self._of[number])]
+
+    def which(self, what: Callable[[Choice], bool]) -> NDArray[np.bool_]:
+        """Return of which regions something can be said, bool [n]."""
+        return np.array([what(choice) for choice in self._made], np.bool_)[self._of]
 
 
 COPY, DIFF, LAZY = CaptureMode.COPY, CaptureMode.DIFF_FIRST, CaptureMode.LAZY
