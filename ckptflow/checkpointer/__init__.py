@@ -398,16 +398,11 @@ class Checkpointer(Reading):
         ticket.choices = captured.choices, captured.snapshot.names
         self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
-        self._capturing.submit(
-            writer,
-            SaveRequest(
-                ticket=ticket,
-                captured=captured,
-                metrics=metrics,
-                outer=goes_to[1:],
-                hooks=self._hooks(step),
-            ),
+        outer, hooks = goes_to[1:], self._hooks(step)
+        request = SaveRequest(
+            ticket=ticket, captured=captured, metrics=metrics, outer=outer, hooks=hooks
         )
+        self._capturing.submit(writer, request)
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
 
