@@ -467,6 +467,7 @@ def test_what_waits_for_its_copy_is_not_pruned(disk: MemoryTier) -> None:
         assert steps_on(disk) == [3, 2, 1]
         gate.open()
         ckpt.wait(3)
+        wait_until(lambda: not ckpt._writer._flusher.in_flight(ckpt.lineage.id))
         ckpt.save(4, state_of(4)).wait(3)
     assert steps_on(disk) == [4]
     assert steps_on(pfs.inner) == [4]
