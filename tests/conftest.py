@@ -28,7 +28,7 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("slow", settings.get_profile("ci"), max_examples=600)
+settings.register_profile("slow", settings.get_profile("ci"), max_examples=250)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
