@@ -300,7 +300,6 @@ def test_threads_end_with_their_checkpointer() -> None:
     forgotten = begun(MemoryTier(), u=np.zeros(10))
     threads = of_ours()
     del forgotten
-    gc.collect()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    while any(thread.is_alive() for thread in threads):  # It may hold it still, for a moment.
+        gc.collect()
+        threads[-1].join(0.01)
