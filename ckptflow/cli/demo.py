@@ -198,7 +198,7 @@ def _disturb(execution: Execution, say: _Say) -> None:
     for kill in (
         partial(execution.kill_worker, "simulate", done=0.3),
         partial(execution.kill_worker, "train", done=0.2),
-        partial(execution.kill_main, "train", done=0.4),
+        partial(execution.kill_main, "train", done=0.2),
     ):
         losses = kill()
         newest = ", ".join(f"{loss.task} step {loss.newest.step}" for loss in losses)
