@@ -1,6 +1,6 @@
 """Train the digits classifier in PyTorch with nothing but a ``Checkpointer`` around the loop.
 
-No Parsl here: model, optimizer and the order of the batches are handed over once, and every
+No Parsl here: model, optimizer and the place in the data are handed over once, and every
 object with ``state_dict`` and ``load_state_dict`` is saved and restored as it is. PyTorch's own
 generator, which draws the dropout, is saved with them.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +24,13 @@ import digits
 import torch
 
 import ckptflow as cf
+from ckptflow.data import ResumableSampler
 
 
-class Batches:
-    """Endless batches of shuffled row numbers that know where they are."""
-
-    def __init__(self, rows: int, *, size: int, seed: int) -> None:
-        self.size = size
-        self.generator = torch.Generator().manual_seed(seed)
-        self.order = torch.arange(rows)
-        self.position = rows
-
-    def draw(self) -> torch.Tensor:
-        """Return the next ``size`` row numbers, int64; shuffle again where too few are left."""
-        if self.position + self.size > len(self.order):
-            self.order = self.order[torch.randperm(len(self.order), generator=self.generator)]
-            self.position = 0
-        chosen = self.order[self.position : self.position + self.size]
-        self.position += self.size
-        return chosen
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides which batches come next."""
-        state = self.generator.get_state()
-        return {"generator": state, "order": self.order, "position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that ``state_dict`` gave."""
-        self.generator.set_state(state["generator"])
-        self.order = state["order"].clone()
-        self.position = int(state["position"])
+def batches(sampler: ResumableSampler) -> Iterator[torch.Tensor]:
+    """Yield row numbers, int64, of one batch after another, epoch after epoch."""
+    while True:
+        yield from map(torch.from_numpy, sampler.batches())
 
 
 def train(store: Path, *, run: str, steps: int, every: int, seed: int) -> tuple[float, str]:
@@ -67,13 +45,12 @@ def train(store: Path, *, run: str, steps: int, every: int, seed: int) -> tuple[
         torch.nn.Linear(128, 10),
     ).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    batches = Batches(len(labels), size=64, seed=seed)
-    objects = {"model": model, "optimizer": optimizer, "batches": batches}
+    sampler = ResumableSampler(len(labels), batch=64, seed=seed, tail="drop")
+    objects = {"model": model, "optimizer": optimizer, "data": sampler}
     with cf.Checkpointer(store, run=run, task=f"seed-{seed}", every=every, **objects) as ckpt:
         start = ckpt.resume()
         print(f"starting at step {start} of {steps}", flush=True)
-        for step in range(start, steps):
-            rows = batches.draw()
+        for step, rows in zip(range(start, steps), batches(sampler), strict=False):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
             loss.backward()

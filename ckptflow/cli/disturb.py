@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -88,6 +89,10 @@ class Loss:
     resumed_step: int | None = None
 
 
+class NoVictim(WorkflowError):
+    """The workflow ended well before there was anything to kill."""
+
+
 class Execution:
     """The workflow under one run name: its main process, and what it has committed.
 
@@ -153,6 +158,14 @@ class Execution:
         if self._main:
             self._main.wait()
 
+    def forget(self) -> None:
+        """Kill all of it, and delete what it left, as if it had never begun."""
+        self.kill_all()
+        for folder in (self.folder, self.tier.root / "lineages" / self.run):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.losses.clear()
+        self.kills = 0
+
     # --- kills ---
 
     def kill_worker(self, app: str, *, done: float) -> list[Loss]:
@@ -163,7 +176,8 @@ class Execution:
             done: part of its steps that the task has to have done.
 
         Raises:
-            WorkflowError: there was nothing to kill, or the task did not resume.
+            NoVictim: there was nothing to kill any more.
+            WorkflowError: the task did not resume.
         """
         task = self._victim(app, done)
         attempt = task.attempts()[-1]
@@ -172,7 +186,7 @@ class Execution:
         self._until(lambda: not self._owns(pid), f"process {pid} to be gone")
         losses = self._note_kill([task], f"worker {pid}")
         if not losses or losses[0].attempt != attempt.attempt:
-            raise self._failure(f"had ended {task.id} when the signal came")
+            raise NoVictim(self._text(f"had ended {task.id} when the signal came"))
         self._until(
             lambda: any(
                 later.attempt > attempt.attempt and later.resume for later in task.attempts()
@@ -189,7 +203,7 @@ class Execution:
             done: part of its steps that the task has to have done.
 
         Raises:
-            WorkflowError: there was nothing to kill.
+            NoVictim: there was nothing to kill any more.
         """
         self._victim(app, done)
         running = [task for task in self.tasks() if self._runs(task.attempts())]
@@ -198,7 +212,7 @@ class Execution:
         self.kill_all()
         losses = self._note_kill(running, f"main process {main.pid} and its workers")
         if not losses:
-            raise self._failure("had ended every task when the signal came")
+            raise NoVictim(self._text("had ended every task when the signal came"))
         return losses
 
     def interruptible(self, app: str, done: float = 0.0) -> list[Lineage]:
@@ -245,9 +259,14 @@ class Execution:
     def _victim(self, app: str, done: float) -> Lineage:
         """Return a task to interrupt, at a random moment between two of its checkpoints."""
         what = f"a task {app!r} to interrupt"
-        task = self._until(lambda: self.interruptible(app, done), what)[0]
-        time.sleep(_pace_s(task) * secrets.randbelow(1000) / 1000)
-        return self._until(lambda: self.interruptible(app, done), what)[0]
+        try:
+            task = self._until(lambda: self.interruptible(app, done), what)[0]
+            time.sleep(_pace_s(task) * secrets.randbelow(1000) / 1000)
+            return self._until(lambda: self.interruptible(app, done), what)[0]
+        except WorkflowError as error:
+            if self._started.poll() == 0:
+                raise NoVictim(str(error)) from error
+            raise
 
     @property
     def _started(self) -> subprocess.Popen[bytes]:
@@ -299,9 +318,10 @@ class Execution:
             time.sleep(POLL_S)
 
     def _failure(self, what: str) -> WorkflowError:
-        return WorkflowError(
-            f"the {self.run} run {what}; kills={self.kills}; see {self.folder / LOG}"
-        )
+        return WorkflowError(self._text(what))
+
+    def _text(self, what: str) -> str:
+        return f"the {self.run} run {what}; kills={self.kills}; see {self.folder / LOG}"
 
 
 def resumed_step(record: AttemptRecord) -> int | None:

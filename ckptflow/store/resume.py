@@ -8,7 +8,7 @@ Quarantined checkpoints come after all others. ``tests/unit/test_restore.py``,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -144,16 +144,24 @@ class _Search:
 
     def error(self) -> RestoreError:
         """Return what is raised when all have failed."""
-        raised = RestoreError(
+        return none_restored(
             f"None of the {len(self.failures)} checkpoints of {self._lineage.id} could be "
-            f"restored. The target may be partly overwritten: build it anew before starting "
-            f"from step 0."
+            f"restored.",
+            self.failures,
         )
-        for checkpoint, failure in self.failures.items():
-            raised.add_note(f"{checkpoint}: {failure}")
-            for text in getattr(failure, "__notes__", ()):
-                raised.add_note(f"    {text}")
-        return raised
+
+
+def none_restored(what: str, failures: Mapping[CheckpointId, CheckpointError]) -> RestoreError:
+    """Return what is raised when all checkpoints have failed, with the reason of each."""
+    raised = RestoreError(
+        f"{what} The target may be partly overwritten: build it anew before starting from "
+        f"step 0."
+    )
+    for checkpoint, failure in failures.items():
+        raised.add_note(f"{checkpoint}: {failure}")
+        for text in getattr(failure, "__notes__", ()):
+            raised.add_note(f"    {text}")
+    return raised
 
 
 def read_state(

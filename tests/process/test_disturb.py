@@ -155,8 +155,25 @@ def test_a_task_that_begins_anew_fails_though_the_bits_agree(play):
     assert left_over() == []
 
 
+@pytest.mark.slow
+def test_a_workflow_that_ended_too_early_is_disturbed_once_more(play):
+    imports = ("import argparse,", "import argparse, os,")
+    from_environment = ("every=EVERY", 'every=int(os.environ.get("EVERY", 5))')
+    once_too_seldom = (
+        'print("seen by the log", flush=True)',
+        'seen = pathlib.Path(options.out).parent / "seen"\n'
+        '    if options.name == "disturbed" and not seen.exists():\n'
+        '        seen.touch(); os.environ["EVERY"] = "1000"',
+    )
+    result, told = play(a=imports, b=from_environment, c=once_too_seldom)
+    assert told.count("once more from the beginning") == 1
+    assert result.line.startswith("demo: PASS kills=3 resumed=3 bit_identical=true ")
+    assert [loss.kill for loss in result.losses] == [1, 2, 3]
+
+
 def test_a_workflow_that_ends_before_it_can_be_killed_fails(play):
-    result, _ = play(never=("EVERY = 5", "EVERY = 1000"))
+    result, told = play(never=("EVERY = 5", "EVERY = 1000"))
+    assert told.count("once more from the beginning") == 2
     assert result.failure is not None
     assert "before there was a task 'simulate' to interrupt; kills=0; see " in result.failure
 

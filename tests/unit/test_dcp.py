@@ -6,6 +6,7 @@ Several ranks, resharding: ``tests/process/test_dcp_ranks.py``.
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -505,7 +506,8 @@ def test_bytes_are_given_to_the_planner_and_never_looked_into(tmp_path: Path) ->
 def test_metadata_names_nothing_but_torchs_own(tmp_path: Path) -> None:
     node = metadata_node(dcp.Metadata({"w": _entry_of(torch.ones(3))}))
     assert metadata_of(node).state_dict_metadata["w"].size == torch.Size([3])
-    forged = eval(repr(node).replace("'float32'", "'load'"))
+    forged = json.loads(json.dumps(node).replace('"float32"', '"load"'))
+    assert forged != node
     with pytest.raises(FormatError, match="does not say what its tensors are"):
         metadata_of(forged)
 

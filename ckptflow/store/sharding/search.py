@@ -22,7 +22,7 @@ from ckptflow.errors import (
 from ckptflow.model import CheckpointId, Shard
 from ckptflow.store.arrays import parts_of
 from ckptflow.store.quarantine import how_to_lift, is_damage, quarantined, record_failure
-from ckptflow.store.resume import Restored
+from ckptflow.store.resume import Restored, none_restored
 from ckptflow.store.sharding.launch import Chosen, choose, chosen
 from ckptflow.store.sharding.reading import SetReader
 from ckptflow.store.sharding.restoring import restore_rank
@@ -201,13 +201,8 @@ class SetSearch:
             record_failure(first, found.id, by=self._number, error=error, note=self._note)
 
     def _error(self) -> RestoreError:
-        raised = RestoreError(
+        return none_restored(
             f"Rank {self._shard.rank} could restore none of {len(self._failures)} complete "
-            f"checkpoints of {self._sets.id}. The target may be partly overwritten: build it "
-            f"anew before starting from step 0."
+            f"checkpoints of {self._sets.id}.",
+            self._failures,
         )
-        for checkpoint, failure in self._failures.items():
-            raised.add_note(f"{checkpoint}: {failure}")
-            for text in getattr(failure, "__notes__", ()):
-                raised.add_note(f"    {text}")
-        return raised
