@@ -1,7 +1,8 @@
 """A state as named flat regions, without copying, and back into the memory it came from.
 
 Out: :func:`flatten` walks the state once and returns its structure, a small JSON tree, and its
-regions, views of the live memory. ``Flattened.copy_into`` makes the snapshot.
+regions, views of the live memory. ``Flattened.copy_into`` copies all
+of them; saves take snapshots that need not hold all (`ckptflow.data.snapshot`).
 
 Back: :func:`plan_restore` compares a structure with the state that is there and raises before
 anything is written. Its plan has one buffer a region: the state's own memory wherever the
