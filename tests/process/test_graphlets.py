@@ -80,6 +80,7 @@ def check(repository: Path, folder: Path, site: str) -> None:
     assert set(json.loads(results[0])) == set(GRAPHS)
 
 
+@pytest.mark.slow
 def test_killed_twice_it_writes_the_same_result(repository: Path, tmp_path: Path) -> None:
     check(repository, tmp_path, "local_threads")
 

@@ -99,6 +99,7 @@ def test_a_lost_node_is_rebuilt_from_the_others(nodes: Nodes) -> None:
     assert nodes.run("node0", "restore", "task0") == str(STEPS)
 
 
+@pytest.mark.slow
 def test_a_task_whose_node_is_alive_goes_on_elsewhere(nodes: Nodes) -> None:
     saves = [nodes.start(f"node{n}", "save", f"task{n}") for n in range(2)]
     for process in saves:

@@ -71,6 +71,7 @@ def test_killed_twice_it_ends_in_the_same_bits(repository: Path, tmp_path: Path)
     assert float(accuracy[1]) > 0.9
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_ends_again_in_the_same_bits(
     repository: Path, tmp_path: Path
 ) -> None:

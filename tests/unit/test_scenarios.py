@@ -108,7 +108,7 @@ SCENARIOS: dict[str, Row] = {
     # Of VELOC, in test-async.in and the branch final_tests.
     "21 killed in the middle, scratch deleted: restart from persistent": (
         "tests/process/test_kill9.py"
-        "::test_killed_at_50_random_moments_it_resumes_at_the_newest_commit",
+        "::test_killed_at_random_moments_it_resumes_at_the_newest_commit",
         f"{HERE}::test_a_lost_node_is_replaced_and_the_shared_copy_restored",
     ),
     "22 a file of a node is lost": (
