@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
@@ -32,6 +32,7 @@ from ckptflow.model import Export, LineageId
 from ckptflow.policy.capture import parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import retention_by_tier
+from ckptflow.site.executor import ExecutorModel
 from ckptflow.site.finding import (
     explain,
     find_site,
@@ -39,12 +40,10 @@ from ckptflow.site.finding import (
     parse,
     read_site,
 )
+from ckptflow.site.strict import Bytes, Seconds, Strict
 from ckptflow.site.tiers import (
     MEMORY_KINDS,
     UNSEALED_KINDS,
-    Bytes,
-    Seconds,
-    Strict,
     TierModel,
     inner_first,
     known_models,
@@ -98,36 +97,6 @@ class PolicyModel(Strict):
     def _capture(cls, capture: str | dict[str, str] | None) -> str | dict[str, str] | None:
         parse_capture(capture)
         return capture
-
-
-class ExecutorModel(Strict):
-    """How tasks run: ``htex`` is worker processes, ``threads`` threads of the script itself."""
-
-    kind: Literal["htex", "threads"] = "htex"
-    provider: Literal["local"] = "local"
-    workers: Annotated[int, Field(ge=1)] = 2
-    walltime_s: Annotated[Seconds | None, Field(alias="walltime")] = None
-    margin_s: Annotated[Seconds, Field(alias="margin")] = 30.0
-    heartbeat_period_s: Annotated[Seconds, Field(alias="heartbeat_period", ge=1)] = 15.0
-    heartbeat_threshold_s: Annotated[Seconds, Field(alias="heartbeat_threshold", ge=2)] = 60.0
-    strategy_period_s: Annotated[Seconds, Field(alias="strategy_period", gt=0)] = 5.0
-    failed_blocks_max: Annotated[int, Field(ge=1)] = 3
-    worker_init: str = ""
-    encrypted: bool = True
-
-    @model_validator(mode="after")
-    def _times_fit(self) -> ExecutorModel:
-        if self.heartbeat_threshold_s <= self.heartbeat_period_s:
-            raise ValueError(
-                f"heartbeat_threshold ({self.heartbeat_threshold_s:g} s) must be longer than "
-                f"heartbeat_period ({self.heartbeat_period_s:g} s)"
-            )
-        if self.walltime_s is not None and self.walltime_s <= 2 * self.margin_s:
-            raise ValueError(
-                f"walltime ({self.walltime_s:g} s) leaves no time to work: it must be longer "
-                f"than twice the margin ({self.margin_s:g} s)"
-            )
-        return self
 
 
 class FlushModel(Strict):

@@ -96,7 +96,8 @@ def explain(error: ValidationError, text: str, source: str) -> str:
         if problem["type"] == "extra_forbidden":
             message = "unknown key"
         elif problem["type"] == "union_tag_invalid":
-            where, context = (*where, "kind"), problem["ctx"]
+            context = problem["ctx"]
+            where = (*where, context["discriminator"].strip("'"))
             message = f"there is no {context['tag']!r}; there is {context['expected_tags']}"
         line = line_of(text, where)
         place = f"{source}:{line}" if line else source
@@ -106,10 +107,12 @@ def explain(error: ValidationError, text: str, source: str) -> str:
 
 
 def _without_tags(where: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Leave out the kind of a tier, which pydantic puts behind its number."""
+    """Leave out the kind of a tier or an allocation, which pydantic puts behind its place."""
     match where:
         case ("tiers", int(number), str(), *rest):
             return ("tiers", number, *rest)
+        case ("executor", "allocation", str(), *rest):
+            return ("executor", "allocation", *rest)
     return where
 
 

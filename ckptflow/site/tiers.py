@@ -14,9 +14,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
@@ -26,6 +23,7 @@ from pydantic import (
 
 from ckptflow.errors import ConfigError, TierError
 from ckptflow.policy.groups import SET_SIZE_MAX
+from ckptflow.site.strict import Bytes, Seconds, Strict
 from ckptflow.store.places import spec_at
 from ckptflow.store.redundancy.scheme import Scheme, SchemeName
 from ckptflow.store.redundancy.set import WAIT_S
@@ -35,19 +33,7 @@ from ckptflow.tiers.filesystem_kinds import Commit, check_address, check_options
 from ckptflow.tiers.numa import NODE_MAX
 from ckptflow.tiers.opening import open_tier, spec_of
 from ckptflow.tiers.tier import Tier
-from ckptflow.units import GIB, parse_bytes, parse_seconds
-
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-
-
-class Strict(BaseModel):
-    """A table of a site file: unknown keys are errors."""
-
-    # What is refused is not repeated: it may be a secret that does not belong here.
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, hide_input_in_errors=True
-    )
+from ckptflow.units import GIB
 
 
 class AnyTier(Strict):
@@ -258,7 +244,7 @@ class GlobusModel(AnyTier):
     commit: Commit = "move"
     deadline_s: Annotated[Seconds, Field(alias="deadline", gt=0)] = 3600.0
     cache_bytes: Annotated[Bytes, Field(alias="cache", ge=0)] = 16 * GIB
-    data_access: list[CollectionId] = []
+    data_access: list[CollectionId] = Field(default_factory=list)
 
     def below(self, folder: Path) -> Self:
         """See `AnyTier.below`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, overload
 
 from parsl.app.bash import BashApp
 from parsl.app.errors import wrap_error
@@ -38,6 +38,27 @@ if TYPE_CHECKING:
 __all__ = ["App", "attach", "bash_app", "python_app"]
 
 Executors = Sequence[str] | Literal["all"]
+
+
+class Options(TypedDict, total=False):
+    """What an app may say of its tasks, beside what Parsl asks for.
+
+    Attributes:
+        key: parameters that tell the tasks apart; all arguments if not given. ``()`` makes all
+            calls one task.
+        every: when ``ckpt.step`` saves: ``100``, ``"120s"``, ``"overhead<=3.5%"``, ...
+        keep: which checkpoints to keep: ``3``, ``"newest=3,best=loss:min"``, ``"all"``, ...
+        packing: how to store them: ``"auto"``, ``"small"``, ...
+        capture: what a save copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``.
+        policy: name of a policy in the site file, for what is not said here.
+    """
+
+    key: Sequence[str] | str | None
+    every: str | int | Interval | None
+    keep: Keep
+    packing: str | Packing | None
+    capture: Capture
+    policy: str | None
 
 
 class Decorator(Protocol):
@@ -69,35 +90,34 @@ class App:
         cache: bool = True,
         executors: Executors = "all",
         ignore_for_cache: Sequence[str] | None = None,
-        key: Sequence[str] | str | None = None,
-        every: str | int | Interval | None = None,
-        keep: Keep = None,
-        packing: str | Packing | None = None,
-        capture: Capture = None,
-        policy: str | None = None,
+        **options: Unpack[Options],
     ) -> None:
         if not inspect.isfunction(function):
             raise ConfigError(f"An app is made of a function, not of {function!r}.")
-        parse_interval(every)
-        retention_by_tier(keep, None)
-        parse_packing(packing)
-        parse_capture(capture)
+        if unknown := sorted(set(options) - Options.__annotations__.keys()):
+            known = ", ".join(Options.__annotations__)
+            raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {known}.")
+        self.every, self.keep = options.get("every"), options.get("keep")
+        self.packing, self.capture = options.get("packing"), options.get("capture")
+        self.policy = options.get("policy")
+        parse_interval(self.every)
+        retention_by_tier(self.keep, None)
+        parse_packing(self.packing)
+        parse_capture(self.capture)
         functools.update_wrapper(self, function)
-        self.function = kind(function, identity_of(function, key))
-        self.every, self.keep, self.packing, self.policy = every, keep, packing, policy
-        self.capture = capture
-        options: dict[str, Any] = {
+        self.function = kind(function, identity_of(function, options.get("key")))
+        parsl_options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
             "executors": executors if isinstance(executors, str) else list(executors),
             "ignore_for_cache": [*(ignore_for_cache or ()), CKPT],
         }
         if kind is TaskCommand:
-            self._parsl = BashApp(function, **options)
+            self._parsl = BashApp(function, **parsl_options)
             # Parsl runs the command around the function; ours does so, within an attempt.
             self._parsl.wrapped_remote_function = wrap_error(self.function)
         else:
-            self._parsl = PythonApp(self.function, **options)
+            self._parsl = PythonApp(self.function, **parsl_options)
 
     def __repr__(self) -> str:
         return f"<ckptflow app {self.function.name}>"
@@ -113,8 +133,8 @@ class App:
                 f"{self.function.name}() gets `ckpt` from ckptflow; leave it out."
             )
         run = current_run(self.function.name)
-        future = self._parsl(*args, **{**kwargs, CKPT: run.spec_for(self)})
-        run.follow(future, self)
+        future = self._parsl(*args, **{**kwargs, CKPT: run.tasks.spec_for(self)})
+        run.tasks.follow(future, self)
         return future
 
 
@@ -129,13 +149,7 @@ def python_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    *,
-    key: Sequence[str] | str | None = None,
-    every: str | int | Interval | None = None,
-    keep: Keep = None,
-    packing: str | Packing | None = None,
-    capture: Capture = None,
-    policy: str | None = None,
+    **options: Unpack[Options],
 ) -> Decorator: ...
 
 
@@ -145,13 +159,7 @@ def python_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    *,
-    key: Sequence[str] | str | None = None,
-    every: str | int | Interval | None = None,
-    keep: Keep = None,
-    packing: str | Packing | None = None,
-    capture: Capture = None,
-    policy: str | None = None,
+    **options: Unpack[Options],
 ) -> App | Decorator:
     """Make a function an app whose tasks checkpoint, like ``parsl.python_app``.
 
@@ -161,13 +169,7 @@ def python_app(
         cache: remember results, so that a rerun does not compute them again.
         executors: as in Parsl.
         ignore_for_cache: as in Parsl.
-        key: parameters that tell the tasks apart; all arguments if not given. ``()`` makes all
-            calls one task.
-        every: when ``ckpt.step`` saves: ``100``, ``"120s"``, ``"overhead<=3.5%"``, ...
-        keep: which checkpoints to keep: ``3``, ``"newest=3,best=loss:min"``, ``"all"``, ...
-        packing: how to store them: ``"auto"``, ``"small"``, ...
-        capture: what a save copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``.
-        policy: name of a policy in the site file, for what is not said here.
+        **options: see `Options`.
 
     Raises:
         ConfigError: an argument makes no sense.
@@ -179,12 +181,7 @@ def python_app(
         cache=cache,
         executors=executors,
         ignore_for_cache=ignore_for_cache,
-        key=key,
-        every=every,
-        keep=keep,
-        packing=packing,
-        capture=capture,
-        policy=policy,
+        **options,
     )
 
 
@@ -199,13 +196,7 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    *,
-    key: Sequence[str] | str | None = None,
-    every: str | int | Interval | None = None,
-    keep: Keep = None,
-    packing: str | Packing | None = None,
-    capture: Capture = None,
-    policy: str | None = None,
+    **options: Unpack[Options],
 ) -> Decorator: ...
 
 
@@ -215,13 +206,7 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    *,
-    key: Sequence[str] | str | None = None,
-    every: str | int | Interval | None = None,
-    keep: Keep = None,
-    packing: str | Packing | None = None,
-    capture: Capture = None,
-    policy: str | None = None,
+    **options: Unpack[Options],
 ) -> App | Decorator:
     """Make a function that returns a command line an app, like ``parsl.bash_app``.
 
@@ -238,12 +223,7 @@ def bash_app(
         cache=cache,
         executors=executors,
         ignore_for_cache=ignore_for_cache,
-        key=key,
-        every=every,
-        keep=keep,
-        packing=packing,
-        capture=capture,
-        policy=policy,
+        **options,
     )
 
 

@@ -31,35 +31,24 @@ from typing import Self
 import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
-from parsl.dataflow.futures import AppFuture
-from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.checkpointer import CheckpointWarning
-from ckptflow.errors import CheckpointError, ConfigError, Preempted
+from ckptflow.errors import CheckpointError, ConfigError
 from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
-from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.workflow import active
-from ckptflow.workflow.apps import App
-from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
-from ckptflow.workflow.config import build_config
+from ckptflow.workflow.blocks.config import build_config
 from ckptflow.workflow.deadline import Deadline
-from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.journal import Journal
 from ckptflow.workflow.leftovers import end_leftovers, mark
 from ckptflow.workflow.lock import RunLock
 from ckptflow.workflow.memo import DurableMemoizer
-from ckptflow.workflow.retry import LOST, Price, RetryHandler, UserHandler
+from ckptflow.workflow.retry import RetryHandler, UserHandler
 from ckptflow.workflow.summary import (
-    FAILED,
-    FINISHED,
-    REUSED,
-    STOPPED,
     RunSummary,
-    TaskReport,
-    summarise,
 )
+from ckptflow.workflow.tasks import Tasks
 from ckptflow.workflow.watch import Watch
 
 __all__ = ["Run", "build_config", "last_run", "run"]
@@ -127,6 +116,7 @@ class Run:
         site: the machine.
         folder: where the run's own files are.
         session: random name of this life.
+        tasks: what becomes of its tasks.
     """
 
     def __init__(
@@ -146,20 +136,23 @@ class Run:
         self.session = secrets.token_hex(8)
         self._retries, self._user_handler, self._own_config = retries, retry_handler, config
         self._lock = RunLock(self.folder / LOCK, run=name, session=self.session)
-        self._reports: dict[str, TaskReport] = {}
-        self._names: dict[int, str] = {}
-        self._functions: dict[bytes, TaskFunction] = {}  # By what their tasks get as ``ckpt``.
-        self._specs: dict[str, tuple[App, bytes]] = {}
         self._problems: list[str] = []
-        self._guard = threading.RLock()
+        self._guard = threading.Lock()
         self._journal: Journal | None = None
         self._memoizer: DurableMemoizer | None = None
         self._dfk: DataFlowKernel | None = None
         self._watch: Watch | None = None
         self._log_handlers: list[logging.Handler] = []
         self._summary: RunSummary | None = None
-        self._ends_at_s: float | None = None
         self._home = (socket.gethostname(), os.getpid())
+        self.tasks = Tasks(
+            name,
+            site,
+            session=self.session,
+            home=self._home,
+            alone=config is None and site.executor.tasks_are_alone,
+            note=self._note,
+        )
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r} in {self.folder}>"
@@ -189,7 +182,7 @@ class Run:
                 self._wait_for_copies()
         finally:
             self._stop()
-            self._summary = self._summarise()
+            self._summary = self._count_up()
             _last = self
             self._note(
                 "run-ended",
@@ -203,7 +196,7 @@ class Run:
 
     def summary(self) -> RunSummary:
         """Return what became of the tasks so far; complete once the run is over."""
-        return self._summary or self._summarise()
+        return self._summary or self._count_up()
 
     @property
     def exit_code(self) -> int:
@@ -230,7 +223,7 @@ class Run:
             self._note("leftover-ended", pid=left.pid, name=left.name, session=left.session)
         executor = self.site.executor
         if executor.kind == "threads" and executor.walltime_s is not None:
-            self._ends_at_s = time.time() + executor.walltime_s
+            self.tasks.ends_at_s = time.time() + executor.walltime_s
         before = list(_parsl_log.handlers)
         self._dfk = parsl.load(self._own_config or self._make_config())
         self._log_handlers = [one for one in _parsl_log.handlers if one not in before]
@@ -239,8 +232,8 @@ class Run:
         )
 
     def _make_config(self) -> Config:
-        self._memoizer = DurableMemoizer(
-            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self._launched
+        self._memoizer = self.tasks.memoizer = DurableMemoizer(
+            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self.tasks.launched
         )
         return build_config(
             self.site,
@@ -248,8 +241,8 @@ class Run:
             retries=self._retries,
             retry_handler=RetryHandler(
                 self._user_handler,
-                progress=self._newest_step,
-                notice=self._try_failed,
+                progress=self.tasks.newest_step,
+                notice=self.tasks.try_failed,
                 is_over=self._is_over,
             ),
             memoizer=self._memoizer,
@@ -272,8 +265,8 @@ class Run:
         if not self.site.flush.agent:
             return
         timeout_s = _COPIES_S
-        if self._ends_at_s is not None:
-            timeout_s = max(0.0, min(timeout_s, self._ends_at_s - time.time()))
+        if self.tasks.ends_at_s is not None:
+            timeout_s = max(0.0, min(timeout_s, self.tasks.ends_at_s - time.time()))
         options = self.site.flush.options
         try:
             tiers = self.site.open_tiers()
@@ -310,159 +303,13 @@ class Run:
         if closer.is_alive() or failures:
             parsl.clear()
 
-    # --- its tasks ---
-
-    def spec_for(self, app: App) -> bytes:
-        """Return what the workers have to know for the tasks of ``app``, packed.
-
-        Raises:
-            ConfigError: another app of that name is part of this run, or the app names a policy
-                that the site lacks.
-        """
-        known = self._specs.get(app.function.name)
-        if known is not None and known[0] is app:
-            return known[1]
-        # The same function defined twice is one app: a cell of a notebook that ran again.
-        if known is not None and known[0].function.place != app.function.place:
-            raise ConfigError(
-                f"Two apps of run {self.name!r} have the name {app.function.name!r}: tasks are "
-                f"known by it, so their checkpoints would mix. Rename one."
-            )
-        policy = self.site.policy
-        if app.policy is not None:
-            if app.policy not in self.site.policies:
-                names = ", ".join(self.site.policies) or "none"
-                raise ConfigError(
-                    f"{app.function.name}() asks for policy {app.policy!r}; site "
-                    f"{self.site.name!r} has: {names}."
-                )
-            policy = self.site.policies[app.policy]
-        executor = self.site.executor
-        spec = TaskSpec(
-            run=self.name,
-            app=app.function.name,
-            session=self.session,
-            tiers=tiers_as_text(self.site.sealed_tiers),
-            every=app.every if app.every is not None else policy.every,
-            keep=app.keep if app.keep is not None else policy.keep,
-            packing=app.packing if app.packing is not None else policy.packing,
-            capture=app.capture if app.capture is not None else policy.capture,
-            flush_every=dict(policy.flush_every),
-            flushing=self.site.flush.options,
-            ends_at_s=self._ends_at_s,
-            margin_s=executor.margin_s,
-            home=self._home,
-            alone=self._own_config is None
-            and (executor.kind == "htex" or executor.workers == 1),
-        )
-        packed = spec.packed()
-        with self._guard:
-            self._specs[app.function.name] = (app, packed)
-            self._functions[packed] = app.function
-        return packed
-
-    def follow(self, future: AppFuture, app: App) -> None:
-        """Note what becomes of a task that was submitted."""
-        future.add_done_callback(lambda done: self._done(done, app.function.name))
-
-    def _launched(self, record: TaskRecord, remembered: bool) -> None:  # noqa: FBT001
-        if not self._is_ours(record):
-            return
-        name = self._name_of(record)
-        with self._guard:
-            report = self._report(name)
-            report.tries += 0 if remembered else 1
-        if remembered:
-            self._note("task-reused", task=name, id=record["id"])
-        else:
-            self._note("task-launched", task=name, id=record["id"], tries=report.tries)
-
-    def _is_ours(self, record: TaskRecord) -> bool:
-        """Tell whether a task is of a ckptflow app; Parsl's own apps work in a run, too."""
-        packed = record["kwargs"].get(CKPT)
-        return isinstance(packed, bytes) and packed in self._functions
-
-    def _name_of(self, record: TaskRecord) -> str:
-        """Return the name of a task whose arguments are resolved."""
-        number = record["id"]
-        if number not in self._names:
-            function = self._functions[record["kwargs"][CKPT]]
-            name = function.name
-            # The worker will say what is wrong; here it must not stop the launch.
-            try:
-                name = function.task_name(tuple(record["args"]), record["kwargs"])
-            except (ConfigError, TypeError) as error:
-                _log.debug("%s() has no name: %s", name, error)
-            self._names[number] = name
-        return self._names[number]
-
-    def _try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
-        if not self._is_ours(record):
-            return
-        name = self._name_of(record)
-        with self._guard:
-            report = self._report(name)
-            report.lost += isinstance(error, LOST)
-            report.preempted += price.cost == 0.0
-        self._note(
-            "task-try-failed",
-            task=name,
-            id=record["id"],
-            error=_one_line(error),
-            cost=min(price.cost, 1e9),  # JSON has no infinity.
-            reason=price.reason,
-        )
-
-    def _done(self, future: AppFuture, app: str) -> None:
-        record = future.task_record
-        name = self._names.get(record["id"], app)
-        error = future.exception()
-        with self._guard:
-            report = self._report(name)
-            if error is not None:
-                report.status = STOPPED if isinstance(error, Preempted) else FAILED
-                report.error = _one_line(error)
-            elif record["from_memo"]:
-                report.status = REUSED if report.tries == 0 else FINISHED
-            else:
-                report.status = FINISHED
-        if error is not None:
-            self._note("task-failed", task=name, id=record["id"], error=_one_line(error))
-        elif not record["from_memo"]:
-            remembered = self._memoizer is not None and self._memoizer.remembers(record)
-            self._note("task-finished", task=name, id=record["id"], remembered=remembered)
-
-    def _report(self, name: str) -> TaskReport:
-        return self._reports.setdefault(name, TaskReport(name))
-
-    # --- what it knows ---
-
-    def _lineage(self, task: str) -> Lineage:
-        return Lineage(self.site.open_tiers(), LineageId(self.name, task))
-
     def _is_over(self) -> bool:
-        ends = Deadline(self._ends_at_s, self.site.executor.margin_s)
+        ends = Deadline(self.tasks.ends_at_s, self.site.executor.margin_s)
         return ends.left_s(time.time()) <= 0
 
-    def _newest_step(self, record: TaskRecord) -> int | None:
-        if not self._is_ours(record):
-            return None
-        newest = self._lineage(self._name_of(record)).newest()
-        return newest.id.step if newest else None
-
-    def _summarise(self) -> RunSummary:
-        with self._guard:
-            reports = list(self._reports.values())
-        attempts: dict[str, list[AttemptRecord]] = {}
-        problems = list(self._problems)
-        if self._memoizer:
-            problems += self._memoizer.failures
-        for report in reports:
-            try:
-                attempts[report.task] = self._lineage(report.task).attempts()
-            except CheckpointError as error:
-                problems.append(f"{report.task}: its attempts cannot be read: {error}")
-        return summarise(self.name, reports, attempts, self.session, problems)
+    def _count_up(self) -> RunSummary:
+        remembering = self._memoizer.failures if self._memoizer else []
+        return self.tasks.summary([*self._problems, *remembering])
 
     def _interchange_lost(self, text: str) -> None:
         self._problem(text)
@@ -488,8 +335,3 @@ def _script_modules() -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     folders = [str(Path(script).resolve().parent), *([inherited] if inherited else [])]
     return {"PYTHONPATH": os.pathsep.join(folders)}
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

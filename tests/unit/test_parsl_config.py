@@ -13,7 +13,7 @@ from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 
 from ckptflow.errors import WorkflowError
 from ckptflow.site import Site, load_site
-from ckptflow.workflow.config import build_config, give_up_after, worker_init
+from ckptflow.workflow.blocks.config import build_config, give_up_after, worker_init
 
 
 def site(**executor: Any) -> Site:

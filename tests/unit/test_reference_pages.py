@@ -15,7 +15,8 @@ from ckptflow.cli import app
 from ckptflow.flush import Flushing
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
-from ckptflow.site import ExecutorModel, FlushModel, PolicyModel, Site
+from ckptflow.site import FlushModel, PolicyModel, Site
+from ckptflow.site.executor import ExecutorModel, LocalAllocation, SlurmAllocation
 from ckptflow.site.tiers import TIER_KINDS, AnyTier
 from ckptflow.units import parse_seconds
 
@@ -25,6 +26,8 @@ SECTIONS = {
     "Top level": Site,
     "`[[tiers]]`": AnyTier,
     "`[executor]`": ExecutorModel,
+    '`[executor.allocation]` with `provider = "local"`': LocalAllocation,
+    '`[executor.allocation]` with `provider = "slurm"`': SlurmAllocation,
     "`[flush]`": FlushModel,
     "`[policy]`": PolicyModel,
     **{f"`[[tiers]]` of kind `{kind}`": model for kind, model in TIER_KINDS.items()},
@@ -42,7 +45,7 @@ def rows(section: str) -> dict[str, str]:
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_page_on_site_files_names_every_key(section: str) -> None:
     model: type[BaseModel] = SECTIONS[section]
-    keys = {field.alias or name for name, field in model.model_fields.items()}
+    keys = {field.alias or name for name, field in model.model_fields.items()} - {"provider"}
     if issubclass(model, AnyTier):
         keys = OF_EVERY_TIER if model is AnyTier else keys - OF_EVERY_TIER
     assert set(rows(section)) == keys
@@ -52,7 +55,9 @@ def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
     shown = {key: value.strip().strip("`") for key, value in rows("`[executor]`").items()}
     for name, field in ExecutorModel.model_fields.items():
         text, default = shown[field.alias or name], field.default
-        if isinstance(default, bool):
+        if name == "allocation":
+            assert (text, default) == ("this computer", LocalAllocation())
+        elif isinstance(default, bool):
             assert text == str(default).lower()
         elif isinstance(default, float):
             assert parse_seconds(text) == default

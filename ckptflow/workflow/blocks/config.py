@@ -21,11 +21,11 @@ from parsl.executors.high_throughput.executor import (
     DEFAULT_INTERCHANGE_LAUNCH_CMD,
     DEFAULT_LAUNCH_CMD,
 )
-from parsl.launchers import SingleNodeLauncher
-from parsl.providers import LocalProvider
 
 from ckptflow.errors import WorkflowError
-from ckptflow.site import ExecutorModel, Site
+from ckptflow.site import Site
+from ckptflow.site.executor import ExecutorModel
+from ckptflow.workflow.blocks.providers import provider_of
 from ckptflow.workflow.deadline import ENDS_AT
 from ckptflow.workflow.retry import RetryHandler, UserHandler
 
@@ -85,14 +85,8 @@ def _executor(
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
     return HighThroughputExecutor(
         label="htex",
-        provider=LocalProvider(
-            launcher=SingleNodeLauncher(),
-            init_blocks=1,
-            min_blocks=1,
-            max_blocks=1,
-            worker_init=worker_init(model, environment),
-        ),
-        address=LOOPBACK,
+        provider=provider_of(model, worker_init(model, environment)),
+        address=_address(model),
         launch_cmd=_in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
         interchange_launch_cmd=_interchange_command(environment),
         cores_per_worker=_CORES_PER_WORKER,
@@ -103,6 +97,13 @@ def _executor(
         block_error_handler=give_up_after(model.failed_blocks_max),
         encrypted=model.encrypted,
     )
+
+
+def _address(model: ExecutorModel) -> str | None:
+    """Return where workers find the workflow; on other nodes Parsl tries all addresses."""
+    if model.address is None and model.allocation.provider == "local":
+        return LOOPBACK
+    return model.address
 
 
 def _accepts_tasks_s(model: ExecutorModel) -> int | None:

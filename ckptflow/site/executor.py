@@ -1,0 +1,115 @@
+"""How tasks run: what executes them, and how the nodes for it are got.
+
+``tests/unit/test_site.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ckptflow.site.strict import Bytes, Seconds, Strict
+
+StopSignal = Literal["USR1", "USR2", "TERM"]
+
+
+class Blocks(Strict):
+    """What every way to get nodes has: how many at once, in how many allocations."""
+
+    nodes: Annotated[int, Field(ge=1)] = 1
+    init_blocks: Annotated[int, Field(ge=0)] = 1
+    min_blocks: Annotated[int, Field(ge=0)] = 0
+    max_blocks: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Blocks:
+        if not self.min_blocks <= self.init_blocks <= self.max_blocks:
+            raise ValueError(
+                f"min_blocks <= init_blocks <= max_blocks must hold, not "
+                f"{self.min_blocks}, {self.init_blocks}, {self.max_blocks}"
+            )
+        return self
+
+
+class LocalAllocation(Blocks):
+    """The computer on which the workflow was started."""
+
+    provider: Literal["local"] = "local"
+    nodes: Annotated[int, Field(ge=1, le=1)] = 1
+    min_blocks: Annotated[int, Field(ge=0)] = 1
+
+
+class SlurmAllocation(Blocks):
+    """Allocations of Slurm, asked for with ``sbatch``."""
+
+    provider: Literal["slurm"]
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    clusters: str | None = None
+    cores_per_node: Annotated[int | None, Field(ge=1)] = None
+    memory_per_node_bytes: Annotated[Bytes | None, Field(alias="memory_per_node", ge=1)] = None
+    gpus_per_node: Annotated[int | None, Field(ge=1)] = None
+    exclusive: bool = True
+    options: tuple[str, ...] = ()
+    launcher: Literal["srun", "simple", "single_node"] = "srun"
+    stop_signal: StopSignal = "USR2"
+    stop_warning_s: Annotated[Seconds, Field(alias="stop_warning", ge=1)] = 120.0
+    poll_s: Annotated[Seconds, Field(alias="poll", ge=1)] = 30.0
+    command_timeout_s: Annotated[Seconds, Field(alias="command_timeout", ge=1)] = 20.0
+
+
+Allocation: TypeAlias = Annotated[
+    LocalAllocation | SlurmAllocation, Field(discriminator="provider")
+]
+
+
+class ExecutorModel(Strict):
+    """How tasks run: ``htex`` is worker processes, ``threads`` threads of the script itself."""
+
+    kind: Literal["htex", "threads"] = "htex"
+    allocation: Allocation = LocalAllocation()
+    workers: Annotated[int, Field(ge=1)] = 2
+    address: str | None = None
+    walltime_s: Annotated[Seconds | None, Field(alias="walltime")] = None
+    margin_s: Annotated[Seconds, Field(alias="margin")] = 30.0
+    heartbeat_period_s: Annotated[Seconds, Field(alias="heartbeat_period", ge=1)] = 15.0
+    heartbeat_threshold_s: Annotated[Seconds, Field(alias="heartbeat_threshold", ge=2)] = 60.0
+    strategy_period_s: Annotated[Seconds, Field(alias="strategy_period", gt=0)] = 5.0
+    failed_blocks_max: Annotated[int, Field(ge=1)] = 3
+    worker_init: str = ""
+    encrypted: bool = True
+
+    @property
+    def tasks_are_alone(self) -> bool:
+        """Whether each task has a process to itself while it runs."""
+        return self.kind == "htex" or self.workers == 1
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> ExecutorModel:
+        if self.heartbeat_threshold_s <= self.heartbeat_period_s:
+            raise ValueError(
+                f"heartbeat_threshold ({self.heartbeat_threshold_s:g} s) must be longer than "
+                f"heartbeat_period ({self.heartbeat_period_s:g} s)"
+            )
+        if self.walltime_s is not None and self.walltime_s <= 2 * self.margin_s:
+            raise ValueError(
+                f"walltime ({self.walltime_s:g} s) leaves no time to work: it must be longer "
+                f"than twice the margin ({self.margin_s:g} s)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _allocation_fits(self) -> ExecutorModel:
+        if self.kind == "threads" and self.allocation.provider != "local":
+            raise ValueError(
+                f"threads run in the script itself; workers on nodes of "
+                f"{self.allocation.provider} are of kind htex"
+            )
+        if self.allocation.provider != "local" and self.walltime_s is None:
+            raise ValueError(
+                f"an allocation of {self.allocation.provider} needs a walltime in [executor]"
+            )
+        return self

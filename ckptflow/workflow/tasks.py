@@ -1,0 +1,244 @@
+"""What becomes of the tasks of a run: who they are, what their workers are told, how they end.
+
+Parsl calls from several threads: before each launch (`launched`), after each failed try
+(`try_failed`), and when a future is done. All of it goes to the journal and is counted for the
+summary; what attempts did is read from the store when somebody asks.
+
+``tests/unit/test_summary.py``, ``tests/process/test_parsl_threads.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from parsl.dataflow.futures import AppFuture
+from parsl.dataflow.taskrecord import TaskRecord
+
+from ckptflow.errors import CheckpointError, ConfigError, Preempted
+from ckptflow.model import LineageId
+from ckptflow.site import PolicyModel, Site
+from ckptflow.store.catalog import AttemptRecord, Lineage
+from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
+from ckptflow.workflow.identity import CKPT
+from ckptflow.workflow.memo import DurableMemoizer
+from ckptflow.workflow.retry import LOST, Price
+from ckptflow.workflow.summary import (
+    FAILED,
+    FINISHED,
+    REUSED,
+    STOPPED,
+    RunSummary,
+    TaskReport,
+    summarise,
+)
+
+if TYPE_CHECKING:
+    from ckptflow.workflow.apps import App
+
+_log = logging.getLogger("ckptflow")
+
+
+class Note(Protocol):
+    """Adds an event to the journal."""
+
+    def __call__(self, event: str, *, sync: bool = False, **fields: object) -> None:
+        """Add it; with ``sync`` it is on the disk afterwards."""
+
+
+class Tasks:
+    """The tasks of one life of a run.
+
+    Args:
+        run: name of the run.
+        site: the machine.
+        session: random name of this life.
+        home: host and process that submit.
+        alone: whether each task has a process to itself.
+        note: adds an event to the journal.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        site: Site,
+        *,
+        session: str,
+        home: tuple[str, int],
+        alone: bool,
+        note: Note,
+    ) -> None:
+        self._run, self._site, self._session = run, site, session
+        self._home, self._alone, self._note = home, alone, note
+        self._reports: dict[str, TaskReport] = {}
+        self._names: dict[int, str] = {}
+        self._functions: dict[bytes, TaskFunction] = {}  # By what their tasks get as ``ckpt``.
+        self._specs: dict[str, tuple[App, bytes]] = {}
+        self._guard = threading.RLock()
+        self.ends_at_s: float | None = None
+        self.memoizer: DurableMemoizer | None = None
+
+    # --- what their workers are told ---
+
+    def spec_for(self, app: App) -> bytes:
+        """Return what the workers have to know for the tasks of ``app``, packed.
+
+        Raises:
+            ConfigError: another app of that name is part of this run, or the app names a policy
+                that the site lacks.
+        """
+        known = self._specs.get(app.function.name)
+        if known is not None and known[0] is app:
+            return known[1]
+        # The same function defined twice is one app: a cell of a notebook that ran again.
+        if known is not None and known[0].function.place != app.function.place:
+            raise ConfigError(
+                f"Two apps of run {self._run!r} have the name {app.function.name!r}: tasks are "
+                f"known by it, so their checkpoints would mix. Rename one."
+            )
+        packed = self._spec(app, self._policy_of(app)).packed()
+        with self._guard:
+            self._specs[app.function.name] = (app, packed)
+            self._functions[packed] = app.function
+        return packed
+
+    def _policy_of(self, app: App) -> PolicyModel:
+        if app.policy is None:
+            return self._site.policy
+        if app.policy not in self._site.policies:
+            names = ", ".join(self._site.policies) or "none"
+            raise ConfigError(
+                f"{app.function.name}() asks for policy {app.policy!r}; site "
+                f"{self._site.name!r} has: {names}."
+            )
+        return self._site.policies[app.policy]
+
+    def _spec(self, app: App, policy: PolicyModel) -> TaskSpec:
+        return TaskSpec(
+            run=self._run,
+            app=app.function.name,
+            session=self._session,
+            tiers=tiers_as_text(self._site.sealed_tiers),
+            every=app.every if app.every is not None else policy.every,
+            keep=app.keep if app.keep is not None else policy.keep,
+            packing=app.packing if app.packing is not None else policy.packing,
+            capture=app.capture if app.capture is not None else policy.capture,
+            flush_every=dict(policy.flush_every),
+            flushing=self._site.flush.options,
+            ends_at_s=self.ends_at_s,
+            margin_s=self._site.executor.margin_s,
+            home=self._home,
+            alone=self._alone,
+        )
+
+    # --- how they end ---
+
+    def follow(self, future: AppFuture, app: App) -> None:
+        """Note what becomes of a task that was submitted."""
+        future.add_done_callback(lambda done: self._done(done, app.function.name))
+
+    def launched(self, record: TaskRecord, remembered: bool) -> None:  # noqa: FBT001
+        """Note that Parsl is about to launch a task, or has its result already."""
+        if not self._is_ours(record):
+            return
+        name = self._name_of(record)
+        with self._guard:
+            report = self._report(name)
+            report.tries += 0 if remembered else 1
+        if remembered:
+            self._note("task-reused", task=name, id=record["id"])
+        else:
+            self._note("task-launched", task=name, id=record["id"], tries=report.tries)
+
+    def try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
+        """Note that a try failed, and what another one costs."""
+        if not self._is_ours(record):
+            return
+        name = self._name_of(record)
+        with self._guard:
+            report = self._report(name)
+            report.lost += isinstance(error, LOST)
+            report.preempted += price.cost == 0.0
+        self._note(
+            "task-try-failed",
+            task=name,
+            id=record["id"],
+            error=_one_line(error),
+            cost=min(price.cost, 1e9),  # JSON has no infinity.
+            reason=price.reason,
+        )
+
+    def _done(self, future: AppFuture, app: str) -> None:
+        record = future.task_record
+        name = self._names.get(record["id"], app)
+        error = future.exception()
+        with self._guard:
+            report = self._report(name)
+            if error is not None:
+                report.status = STOPPED if isinstance(error, Preempted) else FAILED
+                report.error = _one_line(error)
+            elif record["from_memo"]:
+                report.status = REUSED if report.tries == 0 else FINISHED
+            else:
+                report.status = FINISHED
+        if error is not None:
+            self._note("task-failed", task=name, id=record["id"], error=_one_line(error))
+        elif not record["from_memo"]:
+            remembered = self.memoizer is not None and self.memoizer.remembers(record)
+            self._note("task-finished", task=name, id=record["id"], remembered=remembered)
+
+    # --- who they are ---
+
+    def _is_ours(self, record: TaskRecord) -> bool:
+        """Tell whether a task is of a ckptflow app; Parsl's own apps work in a run, too."""
+        packed = record["kwargs"].get(CKPT)
+        return isinstance(packed, bytes) and packed in self._functions
+
+    def _name_of(self, record: TaskRecord) -> str:
+        """Return the name of a task whose arguments are resolved."""
+        number = record["id"]
+        if number not in self._names:
+            function = self._functions[record["kwargs"][CKPT]]
+            name = function.name
+            # The worker will say what is wrong; here it must not stop the launch.
+            try:
+                name = function.task_name(tuple(record["args"]), record["kwargs"])
+            except (ConfigError, TypeError) as error:
+                _log.debug("%s() has no name: %s", name, error)
+            self._names[number] = name
+        return self._names[number]
+
+    def _report(self, name: str) -> TaskReport:
+        return self._reports.setdefault(name, TaskReport(name))
+
+    # --- what is known of them ---
+
+    def newest_step(self, record: TaskRecord) -> int | None:
+        """Return the newest step that a task has committed; this asks the store."""
+        if not self._is_ours(record):
+            return None
+        newest = self._lineage(self._name_of(record)).newest()
+        return newest.id.step if newest else None
+
+    def summary(self, problems: Sequence[str] = ()) -> RunSummary:
+        """Return what became of the tasks so far, and what went wrong beside them."""
+        with self._guard:
+            reports = list(self._reports.values())
+        attempts: dict[str, list[AttemptRecord]] = {}
+        found = list(problems)
+        for report in reports:
+            try:
+                attempts[report.task] = self._lineage(report.task).attempts()
+            except CheckpointError as error:
+                found.append(f"{report.task}: its attempts cannot be read: {error}")
+        return summarise(self._run, reports, attempts, self._session, found)
+
+    def _lineage(self, task: str) -> Lineage:
+        return Lineage(self._site.open_tiers(), LineageId(self._run, task))
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
