@@ -5,6 +5,7 @@
 #   VENV=.venv-312             another environment beside the first
 #   TORCH=no                   leave PyTorch and what builds on it out; their tests are skipped
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where to take PyTorch from
+#   SERVICES=no                do not install Slurm, RabbitMQ and a browser for tests, even as root
 #   PINS=                      newest versions of everything, instead of tests/constraints.txt
 #   SLOW=1                     add the tests marked slow
 #   JOBS=1                     how many processes run tests at once (one for each core)
@@ -14,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= yes
 TORCH_INDEX ?=
+SERVICES ?= yes
 SLOW ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ARGS ?=
@@ -39,7 +41,7 @@ help: ## Print this list.
 demo: $(VENV)/.demo ## Kill a real workflow three times and see it end with the same bits.
 	$(BIN)/ckptflow demo $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Run the test suite (SLOW=1 for all of it).
+test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) $(VENV)/.services ## Run the test suite (SLOW=1 for all of it).
 	SLOW=$(SLOW) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Measure every claim (ARGS=--quick for short runs).
@@ -101,6 +103,11 @@ $(VENV)/.torch-yes: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.torch-no:
+	@touch $@
+
+# Real servers for tests, where this user may install them; SERVICES=no leaves them out.
+$(VENV)/.services: tests/services/install.sh $(VENV)/.created
+	@[ "$(SERVICES)" = no ] || $<
 	@touch $@
 
 $(VENV)-docs/.docs: docs/requirements.txt

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 pytest_plugins = [
     "witness",  # Reads again, from the format page alone, what tests write.
     "object_stores",  # A real S3 server, started when the first test asks for it.
+    "private_slurm",  # A real Slurm cluster, likewise.
 ]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
