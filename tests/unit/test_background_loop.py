@@ -85,7 +85,8 @@ background_loop.run_async(asyncio.sleep(0))
 )
 def test_a_process_ends_without_noise(program: str, said: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        # In the background of a shell interrupts are ignored; what is started there inherits it.
+        ["env", "--default-signal=INT", sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
         check=False,

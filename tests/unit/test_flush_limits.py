@@ -165,5 +165,5 @@ def test_a_thread_steps_back_alone() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [before, before + 3, NICE_MAX]
+    assert seen == [before, min(before + 3, NICE_MAX), NICE_MAX]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
