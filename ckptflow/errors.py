@@ -200,15 +200,25 @@ class Preempted(WorkflowError):
     """The task saved its state and stopped before its time ran out.
 
     Run it again and it goes on from ``step``. ``resumed_step`` tells where this attempt
-    began, so that a retry handler can see whether it made progress.
+    began, so that a retry handler can see whether it made progress. ``block`` is the block
+    on which it ran, if that takes no more tasks; ``started`` is false for a task that came to
+    such a block and was turned away.
     """
 
     kind = "preempted"
 
     def __init__(
-        self, message: str, *, task: str = "", step: int = -1, resumed_step: int | None = None
+        self,
+        message: str,
+        *,
+        task: str = "",
+        step: int = -1,
+        resumed_step: int | None = None,
+        block: str | None = None,
+        started: bool = True,
     ) -> None:
         self.task, self.step, self.resumed_step = task, step, resumed_step
+        self.block, self.started = block, started
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ import io
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -28,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -44,11 +45,12 @@ from ckptflow.policy.retention import Keep
 from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing
 from ckptflow.tiers.tier import Tier
+from ckptflow.workflow.blocks.board import RUNS, presence
 from ckptflow.workflow.deadline import (
     Deadline,
     StopSignals,
     StopWatch,
-    deadlines_in,
+    allocation_in,
     earliest,
 )
 from ckptflow.workflow.identity import CKPT, Binder, Identity
@@ -189,14 +191,15 @@ class TaskFunction:
         """Run one attempt; called by Parsl on the worker."""
         spec = TaskSpec.unpacked(kwargs.pop(CKPT, b""))
         try:
-            if not self.wants_checkpointer:
-                value = self._run(spec, None, args, kwargs)
-            else:
-                name = functools.partial(self.task_name, args, kwargs)
-                walltime = kwargs.get("walltime")
-                with begin_attempt(spec, name, walltime_s=walltime) as attempt:
-                    value = self._run(spec, attempt, args, kwargs)
-            return value if spec.is_home else portable_result(value, task=self.name)
+            with _at_work(self.name):
+                if not self.wants_checkpointer:
+                    value = self._run(spec, None, args, kwargs)
+                else:
+                    name = functools.partial(self.task_name, args, kwargs)
+                    walltime = kwargs.get("walltime")
+                    with begin_attempt(spec, name, walltime_s=walltime) as attempt:
+                        value = self._run(spec, attempt, args, kwargs)
+                return value if spec.is_home else portable_result(value, task=self.name)
         except BaseException as error:  # noqa: BLE001  Everything has to reach who waits.
             raise_portable(error, task=self.name, crosses=not spec.is_home)
 
@@ -210,6 +213,37 @@ class TaskFunction:
         if attempt is not None:
             kwargs = {**kwargs, CKPT: attempt.checkpointer}
         return self._function(*args, **kwargs)
+
+
+def _at_work(app: str) -> AbstractContextManager[None]:
+    """Return what tells the leader of this node that a task runs here, while entered.
+
+    Raises:
+        Preempted: the block takes no more tasks; this one is for another.
+    """
+    here = presence()
+    if here is None:
+        return nullcontext()
+    closed = here.board.closed()
+    if closed is not None:
+        raise Preempted(
+            f"{app}() was not started: {closed}.", block=block_of_worker(), started=False
+        )
+    stack = ExitStack()
+    stack.enter_context(here.as_one_that(RUNS))
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    ):
+        # As the leader has it for the pool. What the task starts has to be ended by a TERM.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+    return stack
+
+
+def block_of_worker() -> str | None:
+    """Return the block that this worker is part of, by Parsl's number."""
+    return os.environ.get("PARSL_WORKER_BLOCK_ID")
 
 
 class _ModulesByName(dill.Pickler):  # type: ignore[misc]
@@ -311,13 +345,14 @@ def begin_attempt(
     Raises:
         FencedError: a newer attempt has taken over.
     """
-    began_s, signals = time.time(), StopSignals()
-    watch = StopWatch(signals, Deadline())
+    began_s, signals, here = time.time(), StopSignals(), presence()
+    watch = StopWatch(signals, Deadline(), board=here.board if here else None)
 
     def options() -> dict[str, Any]:
         # Until there is something to save, a stop signal does what it did before.
         signals.__enter__()
-        watch.deadline = deadline_of(spec, began_s, walltime_s)
+        allocation = allocation_in(os.environ, spec.margin_s)
+        watch.set_ends(own_end(spec, began_s, walltime_s), allocation, spec.margin_s)
         main = threading.current_thread() is threading.main_thread()
         return {
             "store": opened_tiers(spec.tiers),
@@ -345,6 +380,8 @@ def begin_attempt(
         if checkpointer.used:
             finish(checkpointer)
             record_end(spec, attempt, error)
+        if isinstance(error, Preempted) and watch.block_ends():
+            error.block = block_of_worker()
         raise
     else:
         if checkpointer.used:
@@ -353,9 +390,9 @@ def begin_attempt(
         signals.__exit__()
 
 
-def deadline_of(spec: TaskSpec, began_s: float, walltime_s: float | None) -> Deadline:
-    """Return the first end that a task meets: of the allocation, the run, or its walltime."""
-    ends = [*deadlines_in(os.environ, spec.margin_s)]
+def own_end(spec: TaskSpec, began_s: float, walltime_s: float | None) -> Deadline:
+    """Return the first end that a task meets but that of its allocation: run or walltime."""
+    ends = []
     if spec.ends_at_s is not None:
         ends.append(Deadline(spec.ends_at_s, spec.margin_s, "time of the run"))
     if walltime_s is not None:

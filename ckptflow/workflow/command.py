@@ -42,14 +42,21 @@ from ckptflow.workflow.attempt import (
     opened_tiers,
     outcome,
 )
-from ckptflow.workflow.deadline import Deadline, StopSignals, StopWatch
+from ckptflow.workflow.blocks.board import presence
+from ckptflow.workflow.blocks.processes import handles
+from ckptflow.workflow.deadline import (
+    ALLOCATION,
+    Deadline,
+    StopSignals,
+    StopWatch,
+    stop_signals,
+)
 from ckptflow.workflow.identity import CKPT
 
 ATTEMPT = "CKPTFLOW_ATTEMPT"
 REPORT = "CKPTFLOW_REPORT"
 
 _POLL_S = 0.2
-_FORWARDED = signal.SIGUSR2
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL: try again later.
 
 
@@ -99,7 +106,19 @@ class AttachedCheckpointer(Checkpointer):
     ) -> None:
         self._signals, self._report_path = StopSignals(), report
         deadline = Deadline(fields["ends_at_s"], fields["margin_s"], fields["ends"])
-        watch = StopWatch(self._signals, deadline, lambda: self.save_time_s)
+        here = presence()
+        watch = StopWatch(
+            self._signals,
+            Deadline(),
+            lambda: self.save_time_s,
+            board=here.board if here else None,
+        )
+        of_block = deadline.what == ALLOCATION
+        watch.set_ends(
+            Deadline() if of_block else deadline,
+            deadline if of_block else Deadline(),
+            deadline.margin_s,
+        )
         self._signals.__enter__()
         super().__init__(
             opened_tiers(fields["tiers"]),
@@ -245,7 +264,7 @@ def _signals_passed_on(watch: StopWatch, report: Path) -> Iterator[None]:
             if watch():
                 for process in _programs(report):
                     with contextlib.suppress(psutil.Error):
-                        process.send_signal(_FORWARDED)
+                        process.send_signal(_passed_on())
                 return
 
     thread = threading.Thread(target=work, name="ckptflow-signals", daemon=True)
@@ -262,15 +281,10 @@ def _programs(report: Path) -> Iterator[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
             ours = process.environ().get(REPORT) == str(report)
-            if ours and _handles(process.pid, _FORWARDED):
+            if ours and handles(process.pid, _passed_on()):
                 yield process
 
 
-def _handles(pid: int, number: signal.Signals) -> bool:
-    """Tell whether a process has a handler for a signal; no, where that cannot be known."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    caught = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
+def _passed_on() -> signal.Signals:
+    """Return the stop signal that programs get: not TERM, if there is another."""
+    return stop_signals(os.environ)[-1]

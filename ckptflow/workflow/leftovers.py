@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-RUN_FOLDER = "CKPTFLOW_RUN_FOLDER"
+from ckptflow.workflow.blocks.time_left import RUN_FOLDER
+
 SESSION = "CKPTFLOW_SESSION"
 
 GRACE_S = 2.0
+STOP_GRACE_S = 15.0  # When tasks were running, and may save.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,34 @@ def mark(run_folder: Path, session: str) -> dict[str, str]:
     return {RUN_FOLDER: str(run_folder), SESSION: session, "SPT_NOENV": "1"}
 
 
+def find_leftovers(run_folder: Path, is_over: Callable[[str], bool]) -> list[Leftover]:
+    """Return the processes of this user, on this host, that belong to sessions that are over.
+
+    This process and those that it descends from are left out, whatever they carry.
+
+    Args:
+        run_folder: the run's folder, as given to `mark`.
+        is_over: tells whether a session is.
+    """
+    return _sorted(_found(run_folder, is_over).values())
+
+
 def end_leftovers(
     run_folder: Path, is_over: Callable[[str], bool], *, grace_s: float = GRACE_S
 ) -> list[Leftover]:
-    """End the processes of this user, on this host, that belong to sessions that are over.
-
-    This process and those that it descends from are spared, whatever they carry.
+    """End what `find_leftovers` finds, and return it.
 
     Args:
         run_folder: the run's folder, as given to `mark`.
         is_over: tells whether a session is.
         grace_s: how long they may take to end by themselves.
-
-    Returns:
-        What was found and ended.
     """
+    found = _found(run_folder, is_over)
+    _end(found, grace_s)
+    return _sorted(found.values())
+
+
+def _found(run_folder: Path, is_over: Callable[[str], bool]) -> dict[psutil.Process, Leftover]:
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found: dict[psutil.Process, Leftover] = {}
     for process in psutil.process_iter():
@@ -69,8 +84,11 @@ def end_leftovers(
             session = environment.get(SESSION, "")
             if environment.get(RUN_FOLDER) == str(run_folder) and is_over(session):
                 found[process] = Leftover(process.pid, process.name(), session)
-    _end(found, grace_s)
-    return sorted(found.values(), key=lambda leftover: leftover.pid)
+    return found
+
+
+def _sorted(leftovers: Iterable[Leftover]) -> list[Leftover]:
+    return sorted(leftovers, key=lambda leftover: leftover.pid)
 
 
 def _end(processes: Collection[psutil.Process], grace_s: float) -> None:

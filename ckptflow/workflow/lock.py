@@ -122,6 +122,14 @@ class RunLock:
             return
         raise WorkflowError(f"The lock {self._folder} changed hands {_TRIES} times; give up.")
 
+    def check(self) -> None:
+        """Look, without taking it, whether the lock could be had.
+
+        Raises:
+            RunLocked: a live process holds it; the message says which, where and since when.
+        """
+        self._refuse_if_alive(max(self._numbers(), default=0))
+
     def renew(self) -> None:
         """Show processes on other hosts that this one lives."""
         if self._number is not None:

@@ -1,7 +1,9 @@
 """What another try costs: Parsl adds it up and gives a task up when it exceeds ``retries``.
 
     a task that stopped in time and had got further     nothing
-    a worker, manager or node that was lost             little, while the task gets further
+    a task that came to a block about to end            nothing; it goes to another one
+    a worker, manager or node that was lost             little, while the task gets further;
+                                                        nothing, if its block was about to end
     no progress since the last try                      the full price, 1
     a mistake in the program or the set-up              more than any budget: give up at once
     stopped because the time of the whole run is over   the same
@@ -10,6 +12,9 @@
 How far a task got is known from `Preempted`. After a loss nothing came back, so the store is
 asked, in the background: the handler runs in the thread that serves all results and must not
 wait for storage. The price of a loss is therefore based on the progress up to the loss before.
+
+A block that is about to end is held before the task goes on: Parsl would send it back there,
+where a worker has just become free.
 
 Parsl wipes its own history at each retry, so the counters are kept here.
 ``tests/unit/test_retry.py``.
@@ -44,6 +49,9 @@ FREE, LITTLE, FULL, GIVE_UP = 0.0, 0.1, 1.0, float("inf")
 # So many losses in a row are taken for bad luck, even if no progress is known.
 LOSSES_FOR_LITTLE = 3
 
+# So often in a row a task may be turned away by blocks that end; then they could not be held.
+TURNS_FOR_NOTHING = 20
+
 LOST = (WorkerLost, ManagerLost)
 MISTAKES = (
     TypeError,
@@ -67,6 +75,7 @@ _log = logging.getLogger("ckptflow")
 
 UserHandler = Callable[[Exception, TaskRecord], float]
 FindProgress = Callable[[TaskRecord], int | None]
+Hold = Callable[[TaskRecord, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class _History:
 
     known_step: int = -1
     losses: int = 0  # In a row, without known progress.
+    turned_away: int = 0  # In a row.
     lookup: _Lookup | None = None
 
 
@@ -95,6 +105,8 @@ class RetryHandler:
         notice: told of every price.
         is_over: tells whether the time of the whole run is over, so that a task that stopped
             for it would only stop again.
+        hold: has a block get no more tasks; given a task that ran there, the block, and why.
+        was_ending: tells whether what was lost belonged to a block that was about to end.
     """
 
     def __init__(
@@ -104,20 +116,26 @@ class RetryHandler:
         progress: FindProgress | None = None,
         notice: Callable[[TaskRecord, Exception, Price], None] | None = None,
         is_over: Callable[[], bool] = lambda: False,
+        hold: Hold = lambda _task, _block, _why: None,
+        was_ending: Callable[[Exception], bool] = lambda _error: False,
     ) -> None:
         self._user, self._progress, self._notice = user, progress, notice
-        self._is_over = is_over
+        self._is_over, self._hold, self._was_ending = is_over, hold, was_ending
         self._histories: dict[int, _History] = {}
 
     def __call__(self, error: Exception, task: TaskRecord) -> float:
         """Return what another try of ``task`` costs after it failed with ``error``."""
         history = self._histories.setdefault(task["id"], _History())
         price = self._price(error, task, history)
+        if isinstance(error, Preempted) and error.block is not None:
+            self._hold(task, error.block, str(error))
         if self._notice:
             self._notice(task, error, price)
         return price.cost
 
     def _price(self, error: Exception, task: TaskRecord, history: _History) -> Price:
+        turned_away = isinstance(error, Preempted) and not error.started
+        history.turned_away = history.turned_away + 1 if turned_away else 0
         if isinstance(error, Preempted):
             if self._is_over():
                 return Price(GIVE_UP, "the time of the run is over; start it again to go on")
@@ -141,6 +159,8 @@ class RetryHandler:
             history.lookup.start()
         what = type(error).__name__
         if history.losses <= LOSSES_FOR_LITTLE:
+            if self._was_ending(error):
+                return Price(FREE, f"{what}: its block was about to end")
             return Price(LITTLE, f"{what}: the machine failed, not the task")
         return Price(FULL, f"{what}: {history.losses} losses in a row without known progress")
 
@@ -162,6 +182,10 @@ class _Lookup(threading.Thread):
 
 
 def _preempted(error: Preempted, history: _History) -> Price:
+    if not error.started:
+        if history.turned_away <= TURNS_FOR_NOTHING:
+            return Price(FREE, "its block takes no more tasks")
+        return Price(FULL, f"turned away {history.turned_away} times in a row")
     resumed = -1 if error.resumed_step is None else error.resumed_step
     if error.step > max(history.known_step, resumed):
         history.known_step, history.losses = error.step, 0

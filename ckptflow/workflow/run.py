@@ -8,9 +8,9 @@ Starting the same script again is the restart: finished tasks come from the memo
 the store where to go on. What a run keeps lies in one folder, named after it: the lock, the
 journal, the memo, Parsl's logs.
 
-Entering takes the lock, ends what a dead predecessor left on this host, and starts Parsl.
-Leaving waits for the tasks, and for copies that they have left to the agent of this node, or
-gives them up if an error is on its way, and ends Parsl.
+Entering takes the lock, ends what a dead predecessor left on this host or in the batch system,
+and starts Parsl. Leaving waits for the tasks, and for copies that they have left to the agent
+of this node, or gives them up if an error is on its way, and ends Parsl and all blocks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from ckptflow.errors import CheckpointError, ConfigError
 from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
-from ckptflow.workflow import active
+from ckptflow.workflow import active, journal
+from ckptflow.workflow.blocks.abandoned import cancel_blocks, find_blocks
 from ckptflow.workflow.blocks.config import build_config
-from ckptflow.workflow.deadline import Deadline
+from ckptflow.workflow.blocks.following import Blocks
+from ckptflow.workflow.deadline import Deadline, stop_tasks_here
 from ckptflow.workflow.journal import Journal
-from ckptflow.workflow.leftovers import end_leftovers, mark
+from ckptflow.workflow.leftovers import GRACE_S, STOP_GRACE_S, end_leftovers, mark
 from ckptflow.workflow.lock import RunLock
 from ckptflow.workflow.memo import DurableMemoizer
 from ckptflow.workflow.retry import RetryHandler, UserHandler
+from ckptflow.workflow.stopping import STOPPED_STATUS, StopInOrder
 from ckptflow.workflow.summary import (
     RunSummary,
 )
@@ -144,6 +147,13 @@ class Run:
         self._watch: Watch | None = None
         self._log_handlers: list[logging.Handler] = []
         self._summary: RunSummary | None = None
+        self._stopping = StopInOrder(name)
+        self._blocks = Blocks(
+            self.session,
+            self._note,
+            walltime_s=site.executor.walltime_s,
+            margin_s=2 * site.executor.margin_s + site.executor.heartbeat_threshold_s,
+        )
         self._home = (socket.gethostname(), os.getpid())
         self.tasks = Tasks(
             name,
@@ -162,9 +172,10 @@ class Run:
     def __enter__(self) -> Self:
         active.enter(self)
         try:
+            self._stopping.begin()
             self._start()
         except BaseException:
-            self._stop()
+            self._stop(in_peace=False)
             self._let_go()
             raise
         return self
@@ -181,14 +192,16 @@ class Run:
                 self._dfk.wait_for_current_tasks()
                 self._wait_for_copies()
         finally:
-            self._stop()
+            self._stop(in_peace=error is None)
             self._summary = self._count_up()
             _last = self
+            received = self._stopping.received
             self._note(
                 "run-ended",
                 sync=True,
-                exit_code=self.exit_code,
+                exit_code=self.exit_code if received is None else STOPPED_STATUS,
                 error=repr(error) if error else None,
+                signal=received.name if received else None,
             )
             self._let_go()
         for text in self._summary.failures:
@@ -221,15 +234,37 @@ class Run:
             self._note("holder-died", host=holder.host, pid=holder.pid, session=holder.session)
         for left in end_leftovers(self.folder, lambda session: session != self.session):
             self._note("leftover-ended", pid=left.pid, name=left.name, session=left.session)
+        self._end_abandoned_blocks()
         executor = self.site.executor
         if executor.kind == "threads" and executor.walltime_s is not None:
             self.tasks.ends_at_s = time.time() + executor.walltime_s
         before = list(_parsl_log.handlers)
-        self._dfk = parsl.load(self._own_config or self._make_config())
+        config = self._own_config or self._make_config()
+        self._blocks.record(config.executors)
+        self._dfk = parsl.load(config)
         self._log_handlers = [one for one in _parsl_log.handlers if one not in before]
+        self._blocks.follow(self._dfk.executors)
         self._watch = Watch(
-            self._dfk.executors, renew=self._lock.renew, lost=self._interchange_lost
+            self._dfk.executors,
+            renew=self._lock.renew,
+            lost=self._interchange_lost,
+            look=self._look_at_blocks,
         )
+
+    def _end_abandoned_blocks(self) -> None:
+        """Cancel what dead sessions have left in a batch system; their tasks save first."""
+        events = journal.read(self.folder / JOURNAL)
+        blocks, problems = find_blocks(events, lambda session: session != self.session)
+        for block in blocks:
+            self._note(
+                "block-abandoned", job=block.job, state=block.state, session=block.session
+            )
+        for text in [*problems, *cancel_blocks(blocks)]:
+            self._problem(text)
+
+    def _look_at_blocks(self) -> None:
+        self._blocks.look()
+        self._blocks.look_at_managers()
 
     def _make_config(self) -> Config:
         self._memoizer = self.tasks.memoizer = DurableMemoizer(
@@ -244,21 +279,32 @@ class Run:
                 progress=self.tasks.newest_step,
                 notice=self.tasks.try_failed,
                 is_over=self._is_over,
+                hold=lambda task, block, why: self._blocks.hold(task["executor"], block, why),
+                was_ending=self._blocks.was_ending,
             ),
             memoizer=self._memoizer,
             environment={**mark(self.folder, self.session), **_script_modules()},
         )
 
-    def _stop(self) -> None:
-        """End Parsl and what it started, in whatever state that is."""
+    def _stop(self, *, in_peace: bool) -> None:
+        """End Parsl and what it started, in whatever state that is; tasks may save."""
+        self._stopping.leave_in_peace()
         if self._watch:
             self._watch.stop()
         if self._dfk is not None:
+            if not in_peace:
+                stop_tasks_here("the run is given up")
             self._close_parsl(self._dfk)
             for handler in self._log_handlers:
                 handler.close()  # Parsl only takes it out, and leaves its file open.
-            end_leftovers(self.folder, lambda session: session == self.session)
+            for text in self._blocks.cancel():
+                self._problem(text)
+            grace_s = GRACE_S if in_peace else STOP_GRACE_S
+            end_leftovers(self.folder, lambda session: session == self.session, grace_s=grace_s)
+            self._blocks.look()
+            stop_tasks_here(None)
         active.leave(self)
+        self._stopping.end()
 
     def _wait_for_copies(self) -> None:
         """Wait for what tasks have left to the agent of this node, and hear what failed."""

@@ -2,7 +2,8 @@
 
 Parsl does not notice when its interchange process dies: every task waits for ever
 (https://github.com/Parsl/parsl/issues/3374). This thread looks at the process once a second
-and fails the executor when it is gone, so that the futures end and the workflow with them.
+and fails the executor when it is gone, so that the futures end and the workflow with them. It
+also has the blocks looked at (`workflow.blocks.following`).
 
 ``tests/process/test_parsl_htex.py`` kills an interchange.
 """
@@ -36,6 +37,7 @@ class Watch:
         executors: Parsl's executors, by label.
         renew: shows other hosts that this process lives.
         lost: told when an executor was failed because its interchange died.
+        look: called once a second.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Watch:
         *,
         renew: Callable[[], None],
         lost: Callable[[str], None],
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._executors, self._renew, self._lost = dict(executors), renew, lost
+        self._look = look
         self._over = threading.Event()
         for executor in self._executors.values():
             if hasattr(executor, "command_client"):
@@ -70,6 +74,7 @@ class Watch:
                 if status is not None:
                     del self._executors[label]
                     self._fail(label, executor, status)
+            self._look()
 
     def _fail(self, label: str, executor: Any, status: int) -> None:
         text = (

@@ -56,6 +56,7 @@ MAY_CATCH_ALL = {
     "ckptflow/flush/lanes.py",
     "ckptflow/tiers/foreign_errors.py",
     "ckptflow/workflow/attempt.py",
+    "ckptflow/workflow/blocks/following.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/run.py",

@@ -67,7 +67,9 @@ def run_agent(
         agent = Agent(folder, tiers, options)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(options.grace_s))
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Warnings are for tasks; a batch system may send them to all processes of a node.
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         agent.listen()
         on_begin("ready")
         agent.serve()

@@ -2,8 +2,8 @@
 
 Parsl's defaults fit short runs that somebody watches. Here a dead worker is noticed within the
 site's heartbeat, a lost block does not put the executor into a state that fails everything, a
-block takes no new tasks when its end is near, and the processes of the pool ignore the stop
-signals that are meant for tasks. ``tests/unit/test_parsl_config.py``.
+block takes no new tasks when its end is near, and a leader heads the processes of each node
+(`ckptflow.workflow.blocks.leader`). ``tests/unit/test_parsl_config.py``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from parsl.executors.high_throughput.executor import (
 
 from ckptflow.errors import WorkflowError
 from ckptflow.site import Site
-from ckptflow.site.executor import ExecutorModel
+from ckptflow.site.executor import ExecutorModel, LocalAllocation
 from ckptflow.workflow.blocks.providers import provider_of
-from ckptflow.workflow.deadline import ENDS_AT
+from ckptflow.workflow.blocks.rescue import rescue_environment
+from ckptflow.workflow.blocks.time_left import ENDS_AT, RUN_FOLDER
+from ckptflow.workflow.deadline import STOP_SIGNALS
 from ckptflow.workflow.retry import RetryHandler, UserHandler
 
 LOOPBACK = "127.0.0.1"
@@ -55,8 +57,10 @@ def build_config(
         memoizer: remembers results; Parsl's own in-memory one if not given.
         environment: variables for everything that is started.
     """
+    given = environment or {}
+    run = Path(given[RUN_FOLDER]).name if RUN_FOLDER in given else Path(run_dir).name
     return Config(
-        executors=[_executor(site.executor, environment or {})],
+        executors=[_executor(site.executor, given, rescue_environment(site, run))],
         memoizer=memoizer,
         retries=retries,
         retry_handler=retry_handler or RetryHandler(),
@@ -71,23 +75,54 @@ def build_config(
 
 def worker_init(executor: ExecutorModel, environment: Mapping[str, str]) -> str:
     """Return the shell lines that run before the workers of a block start."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    named = {**environment, STOP_SIGNALS: ",".join(_stop_signals(executor))}
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in named.items()]
     if executor.walltime_s is not None:
         exports.append(f"export {ENDS_AT}=$(( $(date +%s) + {int(executor.walltime_s)} ))")
-    # An ignored signal stays ignored in what is started from here, until a task handles it.
-    return "\n".join([*exports, "trap '' USR1 USR2", executor.worker_init])
+    # The shell has to outlive them; the leader, which it starts or becomes, handles them.
+    return "\n".join([*exports, "trap '' USR1 USR2 TERM", executor.worker_init])
+
+
+def leader_command(model: ExecutorModel, pool: str, *, rescue: bool) -> str:
+    """Return the command that has a leader start the pool.
+
+    With ``exec`` it takes the place of the shell in which it stands, which is the process that
+    the batch system sends signals to.
+    """
+    words = [
+        *(sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
+        f"--stop-signals={','.join(_stop_signals(model))}",
+        f"--margin-s={model.margin_s:g}",
+        # Parsl gives the tasks of a dead pool up after the threshold; be done before.
+        f"--orphans-s={model.heartbeat_threshold_s / 2:g}",
+        *(["--rescue"] if rescue else []),
+        "--",
+    ]
+    return f"exec {shlex.join(words)} {pool}"
+
+
+def _stop_signals(model: ExecutorModel) -> tuple[str, ...]:
+    """Return the signals that tasks take for a reason to stop."""
+    allocation = model.allocation
+    if isinstance(allocation, LocalAllocation):
+        return ("TERM", "USR1", "USR2")
+    return tuple(dict.fromkeys(["TERM", allocation.stop_signal]))
 
 
 def _executor(
-    model: ExecutorModel, environment: Mapping[str, str]
+    model: ExecutorModel, environment: Mapping[str, str], rescue: Mapping[str, str]
 ) -> HighThroughputExecutor | ThreadPoolExecutor:
     if model.kind == "threads":
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
     return HighThroughputExecutor(
         label="htex",
-        provider=provider_of(model, worker_init(model, environment)),
+        provider=provider_of(model, worker_init(model, {**environment, **rescue})),
         address=_address(model),
-        launch_cmd=_in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
+        launch_cmd=leader_command(
+            model,
+            _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
+            rescue=bool(rescue),
+        ),
         interchange_launch_cmd=_interchange_command(environment),
         cores_per_worker=_CORES_PER_WORKER,
         max_workers_per_node=model.workers,
