@@ -349,7 +349,8 @@ def test_a_dead_interchange_fails_loudly_instead_of_hanging(
 
 
 ZOMBIE = """
-    import json, os, signal, sys, time
+    import json, os, sys, time
+    import psutil
     from ckptflow.errors import FencedError
     import ckptflow as cf
 
@@ -357,8 +358,10 @@ ZOMBIE = """
     def survive(name, steps, notes, ckpt):
         state = ckpt.restore({"i": 0, "x": 1.0})
         if ckpt.attempt == 1:
-            # As if the manager's node had lost its network: this worker goes on alone.
-            os.kill(os.getppid(), signal.SIGKILL)
+            # As if its node had lost its network: this worker goes on alone.
+            leader = psutil.Process(os.getppid()).parent()
+            assert "ckptflow.workflow.blocks.leader" in leader.cmdline()
+            leader.kill()
             steps = 10**9
         try:
             while state["i"] < steps:
@@ -385,7 +388,7 @@ ZOMBIE = """
 def test_a_worker_that_was_given_up_cannot_commit_beside_its_retry(
     tmp_path: Path, store: Path
 ) -> None:
-    """The manager is killed; its worker runs on as a second live writer, and is fenced."""
+    """Its leader is killed; it runs on as a second live writer, and is fenced."""
     notes = tmp_path / "fenced.txt"
     lines = start(tmp_path, ZOMBIE, store, notes).finish().splitlines()
     attempt, restored, steps, x = json.loads(lines[0])

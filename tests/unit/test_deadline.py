@@ -6,17 +6,22 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptflow.workflow.blocks.board import Board, End, make_board
 from ckptflow.workflow.deadline import (
+    LOOK_EVERY_S,
     Deadline,
     StopSignals,
     StopWatch,
-    deadlines_in,
+    allocation_in,
     earliest,
+    stop_signals,
+    stop_tasks_here,
 )
 
 seconds = st.floats(0, 1e6)
@@ -62,10 +67,18 @@ def test_the_earliest_end_counts() -> None:
     assert earliest([]) == Deadline()
 
 
-def test_ends_come_from_the_environment() -> None:
-    found = deadlines_in({"SLURM_JOB_END_TIME": "2000", "CKPTFLOW_ENDS_AT": "1000.5"}, 30)
-    assert list(found) == [Deadline(2000, 30, "allocation"), Deadline(1000.5, 30, "allocation")]
-    assert list(deadlines_in({"SLURM_JOB_END_TIME": "Unknown"}, 30)) == []
+def test_the_end_comes_from_the_environment() -> None:
+    both = {"SLURM_JOB_END_TIME": "1000.5", "CKPTFLOW_ENDS_AT": "2000"}
+    assert allocation_in(both, 30) == Deadline(1000.5, 30, "allocation")
+    del both["SLURM_JOB_END_TIME"]
+    assert allocation_in(both, 30) == Deadline(2000, 30, "allocation")
+    assert allocation_in({"SLURM_JOB_END_TIME": "Unknown"}, 30) == Deadline()
+
+
+def test_a_site_may_name_its_signals() -> None:
+    assert stop_signals({}) == (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    assert stop_signals({"CKPTFLOW_STOP_SIGNALS": "USR2"}) == (signal.SIGTERM, signal.SIGUSR2)
+    assert stop_signals({"CKPTFLOW_STOP_SIGNALS": "TERM"}) == (signal.SIGTERM,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -151,3 +164,80 @@ def test_the_watch_asks_how_long_a_save_takes() -> None:
     assert watch.left_s() == 90.0
     save_time_s[0] = 50.0
     assert watch() == "the time ends in 100.0 s and a save takes about 50.0 s"
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = make_board()
+    yield made
+    made.remove()
+
+
+def test_what_the_leader_posts_counts_within_a_second(board: Board) -> None:
+    now_s = [0.0]
+    watch = StopWatch(StopSignals(), Deadline(), clock=lambda: now_s[0], board=board)
+    watch.set_ends(Deadline(), Deadline(1e6, 10, "allocation"), 10)
+    assert watch() is None
+    board.post_end(End(50.0, "squeue"))
+    now_s[0] = LOOK_EVERY_S
+    assert watch() is None
+    assert watch.left_s() == 39.0
+    board.post_stop("the block got SIGUSR2")
+    now_s[0] = 2 * LOOK_EVERY_S
+    assert watch() == "the block got SIGUSR2"
+
+
+def test_an_end_that_moved_away_is_followed(board: Board) -> None:
+    board.post_end(End(1000.0, "squeue"))
+    watch = StopWatch(StopSignals(), Deadline(), clock=lambda: 95.0, board=board)
+    watch.set_ends(Deadline(5000, 0, "walltime"), Deadline(100, 10, "allocation"), 10)
+    assert watch() is None
+    assert watch.left_s() == 895.0
+
+
+def test_a_task_that_runs_out_of_time_closes_its_block(board: Board) -> None:
+    watch = StopWatch(StopSignals(), Deadline(), clock=lambda: 95.0, board=board)
+    watch.set_ends(Deadline(), Deadline(100, 10, "allocation"), 10)
+    assert watch() == "the allocation ends in 5.0 s and a save takes about 0.0 s"
+    assert board.closed() is None
+    assert watch.block_ends()
+    assert board.closed() == "a task has stopped, since the allocation ends soon"
+
+
+def test_a_task_whose_own_time_is_over_leaves_the_block_open(board: Board) -> None:
+    watch = StopWatch(StopSignals(), Deadline(), clock=lambda: 95.0, board=board)
+    watch.set_ends(Deadline(100, 10, "walltime"), Deadline(1e6, 10, "allocation"), 10)
+    assert watch() is not None
+    assert not watch.block_ends()
+    assert board.closed() is None
+
+
+def test_a_signal_from_hand_does_not_close_the_block(board: Board) -> None:
+    with StopSignals() as stop:
+        watch = StopWatch(stop, Deadline(), board=board)
+        send(signal.SIGUSR2)
+        assert not watch.block_ends()
+        board.post_stop("the block got SIGUSR2")
+        assert watch.block_ends()
+
+
+def test_a_forked_child_does_with_the_signal_what_it_did_before() -> None:
+    """A process that loads data, and is told to end, ends."""
+    with StopSignals() as stop:
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(3)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert stop.received is None
+
+
+def test_tasks_in_threads_are_stopped_together() -> None:
+    watch = StopWatch(StopSignals(), Deadline())
+    stop_tasks_here("the run is given up")
+    try:
+        assert watch() == "the run is given up"
+    finally:
+        stop_tasks_here(None)
+    assert watch() is None

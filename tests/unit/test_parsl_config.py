@@ -53,7 +53,9 @@ def test_a_block_takes_no_tasks_when_its_end_is_near() -> None:
 
 def test_programs_are_run_by_this_python() -> None:
     executor = htex()
-    assert executor.launch_cmd.startswith(f"{sys.executable} -m parsl.")
+    leader, pool = executor.launch_cmd.split(" -- ")
+    assert leader.startswith(f"exec {sys.executable} -m ckptflow.workflow.blocks.leader ")
+    assert pool.startswith(f"{sys.executable} -m parsl.")
     assert sys.executable in executor.interchange_launch_cmd
 
 
@@ -74,7 +76,8 @@ def test_workers_start_with_the_marks_and_the_end_of_the_block() -> None:
 
 def test_the_pool_survives_signals_that_are_meant_for_tasks() -> None:
     lines = worker_init(site().executor, {})
-    assert shell(lines, "kill -USR1 $$; kill -USR2 $$; echo alive") == "alive"
+    kills = "kill -USR1 $$; kill -USR2 $$; kill -TERM $$"
+    assert shell(lines, f"{kills}; echo alive") == "alive"
 
 
 class Executor:

@@ -72,9 +72,7 @@ def test_the_environment_of_slurm_comes_before_the_site_s_walltime() -> None:
 
 def test_slurm_says_when_and_how_long_kill_waits(commands: Path) -> None:
     command(commands, "squeue", 'echo "$@" > "$0.args"; echo 10:00')
-    command(
-        commands, "scontrol", "echo 'KillOnBadExit = 0'; echo 'KillWait                = 5 sec'"
-    )
+    command(commands, "scontrol", "echo 'KillOnBadExit = 0'; echo 'KillWait      = 5 sec'")
     answer = ask_slurm("17")
     assert 590 <= float(str(answer["ends_at_s"])) - time.time() <= 600
     assert answer["kill_wait_s"] == 5.0
