@@ -25,7 +25,15 @@ from ckptflow.errors import (
     TaskExited,
     TierUnavailable,
 )
-from ckptflow.workflow.retry import FREE, FULL, GIVE_UP, LITTLE, Price, RetryHandler
+from ckptflow.workflow.retry import (
+    FREE,
+    FULL,
+    GIVE_UP,
+    LITTLE,
+    TURNS_FOR_NOTHING,
+    Price,
+    RetryHandler,
+)
 
 LOST = WorkerLost(0, "node1")
 
@@ -61,6 +69,38 @@ def test_when_the_time_of_the_run_is_over_a_stopped_task_is_left_alone() -> None
     over[0] = True
     assert handler(preempted(5), task()) == GIVE_UP
     assert handler(LOST, task()) == LITTLE
+
+
+def turned_away() -> Preempted:
+    return Preempted("not started", block="3", started=False)
+
+
+def test_a_block_that_ends_is_held_before_the_task_goes_on() -> None:
+    held: list[tuple[str, str]] = []
+    handler = RetryHandler(hold=lambda _task, block, why: held.append((block, why)))
+    assert handler(preempted(3), task()) == FREE
+    assert held == []
+    error = preempted(5)
+    error.block = "7"
+    assert handler(error, task()) == FREE
+    assert handler(turned_away(), task()) == FREE
+    assert held == [("7", "saved"), ("3", "not started")]
+
+
+def test_a_task_that_was_not_started_is_not_charged_but_does_not_go_round_for_ever() -> None:
+    handler = RetryHandler()
+    assert handler(preempted(10), task()) == FREE
+    costs = [handler(turned_away(), task()) for _ in range(TURNS_FOR_NOTHING + 1)]
+    assert costs == [FREE] * TURNS_FOR_NOTHING + [FULL]
+    assert handler(preempted(11), task()) == FREE  # What it had reached is still known.
+    assert handler(turned_away(), task()) == FREE
+
+
+def test_losses_with_a_block_that_ended_are_free_while_the_task_gets_further() -> None:
+    handler = RetryHandler(was_ending=lambda error: isinstance(error, ManagerLost))
+    lost = ManagerLost(b"m", "node1")
+    assert [handler(lost, task()) for _ in range(4)] == [FREE] * 3 + [FULL]
+    assert handler(LOST, task(1)) == LITTLE
 
 
 def test_each_task_has_its_own_history() -> None:

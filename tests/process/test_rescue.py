@@ -1,0 +1,144 @@
+"""What lies on a node only is copied outward before its block ends, whoever wrote it.
+
+A real leader; its pool is a script that never looks after what it has saved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptflow import Checkpointer
+from ckptflow.model import LineageId
+from ckptflow.site import Site, load_site
+from ckptflow.store.catalog import Lineage
+from ckptflow.tiers.posix import PosixTier
+from ckptflow.workflow.blocks.rescue import RESCUE, rescue_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 250.0
+
+SITE = """
+name = "two"
+[[tiers]]
+kind = "posix"
+name = "near"
+path = "{folder}/near"
+level = 1
+[[tiers]]
+kind = "posix"
+name = "far"
+path = "{folder}/far"
+level = 3
+[flush]
+agent = {agent}
+idle = "2s"
+grace = "20s"
+"""
+
+# A task that saves when it is asked to stop, and is not asked before it is killed.
+BUSY = """
+import pathlib, sys, time
+from ckptflow.workflow.blocks.board import HEARS, presence
+with presence().as_one_that(HEARS):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(1000)
+"""
+
+
+class Node:
+    """A folder with a site of two tiers, and a checkpoint that is on the inner one only."""
+
+    def __init__(self, folder: Path, *, agent: bool) -> None:
+        self.folder = folder
+        path = folder / "two.toml"
+        path.write_text(SITE.format(folder=folder, agent=str(agent).lower()))
+        self.site: Site = load_site(path)
+        self.process: subprocess.Popen[bytes] | None = None
+        with Checkpointer(self.site.open_tiers()[0], run="exp", task="one") as ckpt:
+            ckpt.save(3, {"x": np.arange(1000)})
+        assert self.far_steps() == []
+
+    def far_steps(self) -> list[int]:
+        lineage = Lineage([PosixTier(self.folder / "far", level=3)], LineageId("exp", "one"))
+        return [found.id.step for found in lineage.checkpoints()]
+
+    def start(self, code: str, *options: str) -> None:
+        self.log = self.folder / "log"
+        script = self.folder / "pool.py"
+        script.write_text(code)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
+                    *("--rescue", *options, "--"),
+                    *(sys.executable, str(script), str(self.folder / "up")),
+                ],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "TMPDIR": str(self.folder),
+                    **rescue_environment(self.site, "exp"),
+                },
+                stderr=log,
+            )
+
+    def until(self, condition: Callable[[], object]) -> None:
+        limit_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < limit_s, self.log.read_text()
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    made = Node(tmp_path, agent=False)
+    yield made
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+
+
+def test_before_the_kill_although_a_task_does_not_stop(node: Node) -> None:
+    node.start(BUSY, "--kill-wait-s=120")
+    assert node.process is not None
+    node.until((node.folder / "up").exists)
+    # The half that tasks have is over at once.
+    node.process.send_signal(signal.SIGTERM)
+    node.until(lambda: node.far_steps() == [3])
+    assert node.process.poll() is None  # The task may still save.
+
+
+def test_when_the_pool_ends_and_its_exit_code_is_passed_on(node: Node) -> None:
+    node.start("raise SystemExit(5)")
+    assert node.process is not None
+    assert node.process.wait(timeout=LIMIT_S) == 5
+    assert node.far_steps() == [3]
+    assert "exp/one@3.1 copied to tier 'far'" in node.log.read_text()
+
+
+def test_after_a_warning_when_nothing_is_left_to_do(node: Node) -> None:
+    node.start("import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(1000)")
+    assert node.process is not None
+    node.until((node.folder / "up").exists)
+    node.process.send_signal(signal.SIGUSR2)
+    assert node.process.wait(timeout=LIMIT_S) == 0
+    assert node.far_steps() == [3]
+
+
+def test_a_site_without_tiers_of_the_node_has_nothing_to_rescue(tmp_path: Path) -> None:
+    assert rescue_environment(load_site("local").with_store(tmp_path), "exp") == {}
+    path = tmp_path / "two.toml"
+    path.write_text(SITE.format(folder=tmp_path, agent="true"))
+    assert set(rescue_environment(load_site(path), "exp")) == {RESCUE}
