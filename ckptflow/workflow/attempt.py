@@ -215,7 +215,7 @@ class TaskFunction:
         return self._function(*args, **kwargs)
 
 
-def _at_work(app: str) -> AbstractContextManager[None]:
+def _at_work(app: str) -> AbstractContextManager[object]:
     """Return what tells the leader of this node that a task runs here, while entered.
 
     Raises:
