@@ -142,6 +142,25 @@ class RunLock:
         newest = max(self._numbers(), default=0)
         return self._read(newest) if newest else None
 
+    def is_held(self) -> bool | None:
+        """Tell whether a live process holds it, without touching it; ``None`` if nobody ever had.
+
+        Of a holder on another host the time of its file is compared with this host's clock.
+        """
+        newest = max(self._numbers(), default=0)
+        holder = self._read(newest) if newest else None
+        if holder is None:
+            return None
+        if holder.released:
+            return False
+        if holder.is_here():
+            return self._is_running(holder)
+        try:
+            renewed_s = self._path(newest).stat().st_mtime
+        except FileNotFoundError:
+            return False  # Given back this instant.
+        return time.time() - renewed_s < STALE_AFTER_S
+
     def _refuse_if_alive(self, number: int) -> None:
         holder = self._read(number) if number else None
         if holder is None or holder.released:

@@ -135,7 +135,7 @@ def plan_restart(
         NotFoundError: there is no such run.
         ConfigError: it was not started from a script, so it cannot be started again here.
     """
-    place = _place(site, store)
+    place = site_of(site, store)
     events = list(journal.read(place.runs_folder / name / JOURNAL))
     tiers = place.open_tiers()
     found = [Lineage(tiers, lineage) for lineage in lineages(tiers, name)]
@@ -164,7 +164,7 @@ def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
     )
 
 
-def _place(site: str | None, store: str | Path | None) -> Site:
+def site_of(site: str | None, store: str | Path | None) -> Site:
     """Return the site as `ckptflow.run` will see it."""
     chosen = load_site(site or os.environ.get(SITE_VARIABLE) or "local")
     folder = store or os.environ.get(STORE_VARIABLE)
