@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 import ckptflow
-from ckptflow.cli import doctor, flushing, keys, lists, moving, reading, runs, soundness, upkeep
+from ckptflow.cli import (
+    doctor,
+    flushing,
+    keys,
+    lists,
+    moving,
+    reading,
+    runs,
+    seeing,
+    soundness,
+    upkeep,
+)
 
 app = typer.Typer(
     name="ckptflow",
@@ -46,6 +57,12 @@ def options(
 
 app.command("run")(runs.run_command)
 app.command("restart")(runs.restart)
+app.command("status")(seeing.status)
+app.command("why")(seeing.why)
+app.command("logs")(seeing.logs)
+app.command("events")(seeing.events)
+app.command("report")(seeing.report)
+app.command("metrics")(seeing.metrics)
 app.command("ls")(lists.ls)
 app.command("show")(lists.show)
 app.command("verify")(soundness.verify_command)

@@ -138,7 +138,7 @@ class AttachedCheckpointer(TellingCheckpointer):
 
     def _leave(self, error: BaseException | None) -> None:
         fenced = finish(self)
-        self.trail.settle()
+        self.tell_last_step()
         self._signals.__exit__()
         record = outcome(self, error or fenced)
         if isinstance(error, Preempted):

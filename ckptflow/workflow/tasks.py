@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parsl.dataflow.futures import AppFuture
 from parsl.dataflow.taskrecord import TaskRecord
@@ -152,11 +152,16 @@ class Tasks:
         with self._guard:
             report = self._report(name)
             report.tries += 0 if remembered else 1
-        known = {"task": name, "id": record["id"], "hash": record.get("hashsum")}
+        known: dict[str, Any] = {
+            "task": name,
+            "id": record["id"],
+            "hash": record.get("hashsum"),
+        }
         if remembered:
             self._note("task-reused", **known)
         else:
-            self._note("task-launched", **known, tries=report.tries, **_streams(record))
+            files: dict[str, Any] = _streams(record)
+            self._note("task-launched", **known, tries=report.tries, **files)
 
     def try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
         """Note that a try failed, and what another one costs."""

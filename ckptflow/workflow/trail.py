@@ -39,7 +39,9 @@ _REASON_MAX = 500
 _SKIPPED_MAX = 20
 _log = logging.getLogger("ckptflow")
 _lock = threading.Lock()
-_files: dict[tuple[int, str], Journal | None] = {}  # By process (a fork has no thread) and folder.
+_files: dict[
+    tuple[int, str], Journal | None
+] = {}  # By process (a fork has no thread) and folder.
 
 S = TypeVar("S")
 
@@ -107,6 +109,7 @@ class TellingCheckpointer(Checkpointer):
     trail = Trail(None)
     _told_attempt: int | None = None
     _told_step_s = float("-inf")
+    _step: int | None = None  # The last that the task has told of.
 
     def restore(self, initial: S | None = None, *, step: int | None = None) -> S:
         """See `Checkpointer.restore`."""
@@ -128,11 +131,10 @@ class TellingCheckpointer(Checkpointer):
         self, step: int, state: Any = None, *, metrics: Mapping[str, float] | None = None
     ) -> Ticket | None:
         """See `Checkpointer.step`."""
-        now_s = time.monotonic()
+        now_s, self._step = time.monotonic(), step
         if now_s - self._told_step_s >= STEP_EVERY_S:
             self._told_step_s = now_s
-            if self.claimed:
-                self._tell("step-reached", step=int(step), total_steps=self.total_steps)
+            self._tell_step()
         return super().step(step, state, metrics=metrics)
 
     def _save(
@@ -181,14 +183,24 @@ class TellingCheckpointer(Checkpointer):
             "duration_s": round(found[-1].duration_s, 6),
         }
 
+    def tell_last_step(self) -> None:
+        """Tell how far the task has got, and wait, but not for long, until that is written."""
+        self._tell_step()
+        self.trail.settle()
+
     def tell_end(self, record: Mapping[str, Any]) -> None:
         """Tell how the attempt ended, as its record in the store says it."""
+        self._tell_step()
         fields = {
             name: record.get(name)
             for name in ("outcome", "step", "resumed_step", "error", "failures", "tiers")
         }
         self._tell("attempt-ended", **fields)
         self.trail.settle()
+
+    def _tell_step(self) -> None:
+        if self._step is not None and self.claimed:
+            self._tell("step-reached", step=int(self._step), total_steps=self.total_steps)
 
     def _tell(self, event: str, **fields: Any) -> None:
         attempt = self.attempt

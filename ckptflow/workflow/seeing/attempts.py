@@ -7,6 +7,7 @@ or several if it goes back to an older step; which belongs to which is told by t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ from ckptflow.workflow.seeing.model import (
     Try,
 )
 from ckptflow.workflow.seeing.told import Told, where
-from ckptflow.workflow.trail import STEP_EVERY_S
 
 _LOST = ("WorkerLost", "ManagerLost")  # Parsl's, as the journal names them.
 _ENDINGS: dict[str, Ending] = {
@@ -32,6 +32,8 @@ _ENDINGS: dict[str, Ending] = {
     "fenced": "fenced",
     "failed": "failed",
 }
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # Before the class of an error.
+_PATIENCE = 1.5  # Longest silences that may lie between the last word and the end.
 _SLACK_S = 0.05  # Of the clocks of those that submit and those that work.
 
 
@@ -83,7 +85,7 @@ def attempts_of(
         for one in strays
     ]
     for index, launch in enumerate(tries):
-        judged = _Judge(launch, tries[index + 1 :], lives, is_alive)
+        judged = _Judge(launch, tries[index + 1 :], lives, is_alive=is_alive)
         ours = of_try.get(index, [])
         if not ours:
             made.append(judged.unclaimed())
@@ -124,11 +126,12 @@ class _Judge:
     """
 
     def __init__(
-        self, launch: Try, later: Sequence[Try], lives: Sequence[Life], is_alive: bool | None
+        self, launch: Try, later: Sequence[Try], lives: Sequence[Life], *, is_alive: bool | None
     ) -> None:
         self._launch, self._later, self._is_alive = launch, later, is_alive
         self._life = lives[launch.life] if launch.life < len(lives) else None
-        self._is_last_life = launch.life == len(lives) - 1
+        self._is_last_life = launch.life >= len(lives) - 1
+        self._next_life = None if self._is_last_life else lives[launch.life + 1]
 
     def attempt(self, one: _Known, after: _Known | None) -> Attempt:
         """Return a claimed attempt; ``after`` is the next one of the same try."""
@@ -177,27 +180,32 @@ class _Judge:
         assert life is not None
         if not life.died and life.ended_s is not None:
             return "died", _last_sign(one, life.ended_s), "the run ended before it was done"
-        where_ = f"process {life.pid} on {life.host}" if life.pid else "the main process"
-        return "died", _last_sign(one, life.ended_s), f"the run died: {where_} was gone"
+        main = f"process {life.pid} on {life.host}" if life.pid else "the main process"
+        # Its worker may have gone on for a while, until the next start ended it.
+        noticed_s = self._next_life.began_s if self._next_life else None
+        ended_s = _last_sign(one, noticed_s) or life.ended_s
+        return "died", ended_s, f"the run died: {main} was gone"
 
 
 def _own_words(one: _Known) -> tuple[Ending, float | None, str | None]:
     end = one.end
     ended_s = seconds_of(end.get("ended")) or seconds_of(end.get("time"))
     error = end.get("error")
-    reason = str(error).strip().splitlines()[0] if error else None
+    lines = str(error or "").strip().splitlines()
+    reason = _MODULES.sub("", lines[0]) if lines else None
     return _ENDINGS.get(str(end.get("outcome")), "failed"), ended_s, reason
 
 
 def _last_sign(one: _Known | None, noticed_s: float | None) -> float | None:
-    """Return when an attempt that was killed ended, at the latest.
+    """Return about when an attempt that was killed ended.
 
-    One that leaves a trail says every few seconds at which step it is: it was gone soon after
-    the last word. Until somebody noticed there may be a whole heartbeat.
+    Until somebody noticed there may be a whole heartbeat. But one that leaves a trail says
+    something with every save, and every few seconds at the end of a step: it was gone about as
+    soon after its last word as the next one would have come.
     """
-    if one is None or not one.told.steps:
+    if one is None or one.told.silence_s is None:
         return noticed_s
-    silent_s = one.told.last_s + STEP_EVERY_S
+    silent_s = one.told.last_s + _PATIENCE * one.told.silence_s
     return silent_s if noticed_s is None else min(noticed_s, silent_s)
 
 
@@ -235,7 +243,9 @@ def _attempt(
         resumed=resumed,
         skipped=_skipped(told),
         reached_step=reached,
-        saved_step=max((step for step, save in told.saves.items() if save.stored), default=None),
+        saved_step=max(
+            (step for step, save in told.saves.items() if save.stored), default=None
+        ),
         blocked_s=sum(save.blocked_s or 0.0 for save in told.saves.values()),
         where={**where(one.record.claim or {}), **told.where},
         launch=launch,
@@ -303,8 +313,12 @@ def checkpoints_of(
                 attempt=number,
                 taken_s=taken_s or min(stored, default=None),
                 blocked_s=save.blocked_s if save else None,
-                state_bytes=_either(save and save.state_bytes, fact and fact.state_bytes),
-                stored_bytes=_either(save and save.stored_bytes, fact and fact.stored_bytes),
+                state_bytes=_either(
+                    save.state_bytes if save else None, fact.state_bytes if fact else None
+                ),
+                stored_bytes=_either(
+                    save.stored_bytes if save else None, fact.stored_bytes if fact else None
+                ),
                 copies=tuple(sorted(copies, key=lambda one: (one.level or 0, one.tier))),
                 status=fact.status if fact else ("pruned" if facts else "told"),
                 problem=fact.problem if fact else None,

@@ -1,4 +1,4 @@
-"""What the store knows of the tasks of a run: their attempts, and the checkpoints that are there.
+"""What the store knows of the tasks of a run: their attempts and the checkpoints they left.
 
 Tasks are read side by side. A tier that fails, or does not answer, is left out and named; the
 threads are daemons, so that nothing waits for a file system whose server has gone.

@@ -53,7 +53,7 @@ class History:
     tasks: dict[str, TaskHistory] = field(default_factory=dict)
     news: list[tuple[float, str]] = field(default_factory=list)
     told: list[Event] = field(default_factory=list)  # By attempts.
-    last_s: float = 0.0
+    last_s: float = 0.0  # When the main process was last heard of.
 
 
 def history_of(events: Iterable[Event]) -> History:
@@ -69,7 +69,8 @@ def history_of(events: Iterable[Event]) -> History:
             _add_run_event(found, event)
         else:
             found.news.append((at(event), _sentence(event)))
-        found.last_s = max(found.last_s, at(event))
+        if kind not in _ATTEMPT_EVENTS:
+            found.last_s = max(found.last_s, at(event))
     return found
 
 
@@ -112,9 +113,7 @@ def _add_task_event(found: History, event: Event) -> None:
     task = found.tasks.setdefault(event["task"], TaskHistory())
     kind, life = event["event"], max(len(found.lives) - 1, 0)
     if kind == "task-launched":
-        streams = {
-            name: str(event[name]) for name in ("stdout", "stderr") if event.get(name)
-        }
+        streams = {name: str(event[name]) for name in ("stdout", "stderr") if event.get(name)}
         task.tries.append(
             Try(
                 number=_whole(event.get("tries")) or len(task.tries) + 1,

@@ -30,13 +30,15 @@ def with_losses(
             made.append(one)
             continue
         after = next((other for other in attempts[index + 1 :] if other.resumed), None)
-        if one.number is None:
-            lost_s, lost_steps = _span(one), None
-        else:
-            start = after.resumed_step if after else _newest_step(checkpoints, one.number)
-            lost_s = _lost_s(one, start, numbered, checkpoints)
-            reached = one.reached_step
-            lost_steps = None if reached is None else max(0, reached - (start or 0))
+        if one.number is None:  # Whether it ever began to work is not known.
+            made.append(one)
+            continue
+        start = after.resumed_step if after else _newest_step(checkpoints, one.number)
+        lost_s = _lost_s(one, start, numbered, checkpoints)
+        reached = one.reached_step
+        if one.ending == "stopped" and (reached or 0) <= (start or 0):
+            lost_s = 0.0  # After its last save it only waited until that was safe.
+        lost_steps = None if reached is None else max(0, reached - (start or 0))
         made.append(replace(one, lost_s=lost_s, lost_steps=lost_steps))
     return made
 
@@ -60,7 +62,7 @@ def _newest_step(checkpoints: Sequence[Checkpoint], attempt: int) -> int | None:
 def _lost_s(
     one: Attempt,
     start: int | None,
-    numbered: Mapping[int | None, Attempt],
+    numbered: Mapping[int, Attempt],
     checkpoints: Sequence[Checkpoint],
 ) -> float | None:
     """Return how much work was done after the checkpoint of step ``start`` until one's end."""

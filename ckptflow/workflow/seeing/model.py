@@ -112,7 +112,7 @@ class Attempt:
         skipped: newer checkpoints that it passed over: step, attempt, reason.
         reached_step: the last step that is known of it.
         saved_step: its newest checkpoint.
-        lost_s: how much of the work up to its end was done again, or will be, at the most.
+        lost_s: about how much of the work up to its end was done again, or will be.
         lost_steps: the same in steps, at the least.
         blocked_s: how long its saves held it up.
         where: host, pid, block, manager, worker, allocation, as far as known.
@@ -220,6 +220,12 @@ class Task:
     eta_s: float | None = None
     error: str | None = None
     next: str = ""
+
+    @property
+    def executions(self) -> int:
+        """How many attempts are known to have begun to work."""
+        queued = ("running", "died", "went back")
+        return sum(one.number is not None or one.ending not in queued for one in self.attempts)
 
     @property
     def lost_s(self) -> float:

@@ -68,14 +68,20 @@ class RunPlace:
             clock: tells the time.
         """
         is_alive = self.is_alive()  # First: who is dead by now has written all it ever will.
+        heard_s = RunLock(self.folder / LOCK, run=self.run, session="").renewed_s()
         events = self.events()
         facts = self._facts(events, manifests=manifests)
         plans = {
-            one.task: f"{one.action}: {one.reason}"
-            for one in plan(events, newest_steps(facts))
+            one.task: f"{one.action}: {one.reason}" for one in plan(events, newest_steps(facts))
         }
         return tell(
-            self.run, events, facts, now_s=clock(), is_alive=is_alive, plans=plans
+            self.run,
+            events,
+            facts,
+            now_s=clock(),
+            is_alive=is_alive,
+            heard_s=heard_s,
+            plans=plans,
         )
 
     def _facts(self, events: list[Event], *, manifests: bool) -> Facts:
@@ -99,7 +105,9 @@ class RunPlace:
         return Facts(everything, found.tiers, found.notes)
 
 
-def find_run(name: str, *, site: str | None = None, store: str | Path | None = None) -> RunPlace:
+def find_run(
+    name: str, *, site: str | None = None, store: str | Path | None = None
+) -> RunPlace:
     """Return a run that exists.
 
     Args:

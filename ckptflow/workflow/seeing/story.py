@@ -34,6 +34,7 @@ def tell(
     *,
     now_s: float,
     is_alive: bool | None,
+    heard_s: float | None = None,
     plans: Mapping[str, str] | None = None,
 ) -> RunStory:
     """Return what is known of a run.
@@ -44,10 +45,11 @@ def tell(
         facts: what the store has of it.
         now_s: the time, seconds since 1970.
         is_alive: whether its main process lives; ``None`` if there is none to ask for.
+        heard_s: when the main process last said that it lives, otherwise than by events.
         plans: what a restart does with tasks, in words.
     """
     history = history_of(events)
-    lives = _lives(history, is_alive=is_alive)
+    lives = _lives(history, is_alive=is_alive, heard_s=heard_s)
     is_going_on = bool(is_alive) and bool(lives) and lives[-1].ended_s is None
     told = told_by(history.told)
     tasks = [
@@ -56,8 +58,8 @@ def tell(
             history.tasks.get(name, _NO_HISTORY),
             lives,
             facts.tasks.get(name),
-            told.get(name, {}),
-            facts.tiers,
+            told=told.get(name, {}),
+            tiers=facts.tiers,
             is_alive=is_going_on if lives else is_alive,
             now_s=now_s,
             plan=(plans or {}).get(name, ""),
@@ -76,19 +78,18 @@ def tell(
     )
 
 
-def _names(
-    history: History, told: Mapping[str, object], facts: Facts
-) -> list[str]:
+def _names(history: History, told: Mapping[str, object], facts: Facts) -> list[str]:
     """Return the names of all tasks: in the order of launch, then those without a launch."""
     strays = sorted({*told, *facts.tasks} - set(history.tasks))
     return [*history.tasks, *strays]
 
 
-def _lives(history: History, *, is_alive: bool | None) -> list[Life]:
+def _lives(history: History, *, is_alive: bool | None, heard_s: float | None) -> list[Life]:
     """Return the lives; the last one has died if it neither ended nor goes on."""
     lives = list(history.lives)
     if lives and lives[-1].ended_s is None and not is_alive:
-        lives[-1] = replace(lives[-1], ended_s=history.last_s, died=True)
+        ended_s = max(history.last_s, heard_s or 0.0)
+        lives[-1] = replace(lives[-1], ended_s=ended_s, died=True)
     return lives
 
 
@@ -105,9 +106,9 @@ def _task(
     history: TaskHistory,
     lives: Sequence[Life],
     facts: TaskFacts | None,
+    *,
     told: Mapping[int, Told],
     tiers: Sequence[tuple[str, int]],
-    *,
     is_alive: bool | None,
     now_s: float,
     plan: str,
@@ -180,7 +181,7 @@ def _stray_state(attempts: Sequence[Attempt], *, is_alive: bool) -> TaskState:
     """Return the state of a task that the journal knows nothing of."""
     ending = attempts[-1].ending if attempts else "open"
     if ending in ("finished", "stopped", "failed"):
-        return ending  # type: ignore[return-value]
+        return ending
     return "running" if is_alive or ending == "open" else "interrupted"
 
 

@@ -53,6 +53,7 @@ class Told:
         began_s: when it first told something.
         try_began_s: when its try began on the worker.
         last_s: when it last told something.
+        silence_s: the longest it told nothing in between; ``None`` before the second word.
         where: where it runs.
         resumed: what it said of where it went on from.
         steps: when it was at which step, rising.
@@ -64,6 +65,7 @@ class Told:
     began_s: float | None = None
     try_began_s: float | None = None
     last_s: float = 0.0
+    silence_s: float | None = None
     where: dict[str, Any] = field(default_factory=dict)
     resumed: Event | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -86,6 +88,8 @@ def told_by(events: Iterable[Event]) -> dict[str, dict[int, Told]]:
             continue
         told = found.setdefault(task, {}).setdefault(number, Told())
         told.began_s = at(event) if told.began_s is None else told.began_s
+        if told.last_s:
+            told.silence_s = max(told.silence_s or 0.0, at(event) - told.last_s)
         told.last_s = max(told.last_s, at(event))
         _add(told, event)
     return found
