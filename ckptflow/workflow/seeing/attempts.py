@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptflow.store.catalog import AttemptRecord
-from ckptflow.workflow.seeing.events import seconds_of
+from ckptflow.workflow.seeing.events import seconds_of, whole
 from ckptflow.workflow.seeing.facts import TaskFacts
 from ckptflow.workflow.seeing.model import (
     Attempt,
@@ -230,8 +230,9 @@ def _attempt(
 ) -> Attempt:
     told, end = one.told, one.end
     resumed_step, resumed = _resumed(one)
-    steps = [told.reached_step, end.get("step"), resumed_step, max(told.saves, default=None)]
-    reached = max((step for step in steps if isinstance(step, int)), default=None)
+    steps = [told.reached_step, whole(end.get("step")), resumed_step]
+    steps.append(max(told.saves, default=None))
+    reached = max((step for step in steps if step is not None), default=None)
     return Attempt(
         number=one.number,
         life=life,
@@ -262,8 +263,7 @@ def _resumed(one: _Known) -> tuple[int | None, bool]:
         (one.end, "resumed_step"),
     ):
         if source:
-            step = source.get(name)
-            return (step if isinstance(step, int) else None), True
+            return whole(source.get(name)), True
     return None, False
 
 

@@ -19,6 +19,7 @@ from ckptflow.workflow.trail import TRAIL
 
 Event = Mapping[str, Any]
 
+_NONSENSE = 1e16  # No step, time or size is as large as that.
 _BLOCK_BYTES = 1 << 24  # Read at a time: a journal of 10,000 tasks has a few MB.
 
 
@@ -89,3 +90,15 @@ def seconds_of(text: object) -> float | None:
 def at(event: Event) -> float:
     """Return when an event happened."""
     return seconds_of(event["time"]) or 0.0
+
+
+def number(value: object) -> float | None:
+    """Return a number that was read somewhere; ``None`` for what is none, or makes no sense."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < _NONSENSE else None  # A NaN is not less, either.
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number that was read somewhere; ``None`` for anything else."""
+    return value if isinstance(value, int) and number(value) is not None else None

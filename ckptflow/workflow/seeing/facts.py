@@ -24,7 +24,7 @@ from ckptflow.store.survey import survey_checkpoints
 from ckptflow.tiers.tier import Tier
 from ckptflow.tiers.watched import Watch, WatchedTier
 from ckptflow.units import format_seconds
-from ckptflow.workflow.seeing.events import seconds_of
+from ckptflow.workflow.seeing.events import number, seconds_of
 
 STALL_S = 20.0
 """Silence of a tier after which a look goes on without it: somebody waits at a terminal."""
@@ -289,9 +289,8 @@ def _failed_restores(lineage: Lineage) -> dict[tuple[int, int], str]:
 
 def total_steps(value: object) -> int | None:
     """Return a number of steps that was read somewhere; ``None`` for nonsense."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return int(value) if 0 <= value < 1e12 else None
+    steps = number(value)
+    return int(steps) if steps is not None and steps >= 0 else None
 
 
 def newest_steps(facts: Facts) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptflow.workflow.seeing.events import Event, at
+from ckptflow.workflow.seeing.events import Event, at, number, whole
 from ckptflow.workflow.seeing.model import Life, Try
 
 # Events of tasks that say no more than these do are counted as news of the run.
@@ -82,7 +82,7 @@ def _add_run_event(found: History, event: Event) -> None:
                 session=str(event.get("session", "")),
                 began_s=at(event),
                 host=str(event.get("host", "")),
-                pid=_whole(event.get("pid")),
+                pid=whole(event.get("pid")),
                 script=_texts(event.get("argv")),
                 folder=str(event.get("folder", "")),
                 site=str(event.get("site", "")),
@@ -92,7 +92,7 @@ def _add_run_event(found: History, event: Event) -> None:
         if event["event"] == "run-ended":
             change: dict[str, Any] = {
                 "ended_s": at(event),
-                "exit_code": _whole(event.get("exit_code")),
+                "exit_code": whole(event.get("exit_code")),
                 "error": _text(event.get("error")),
             }
         else:
@@ -116,10 +116,10 @@ def _add_task_event(found: History, event: Event) -> None:
         streams = {name: str(event[name]) for name in ("stdout", "stderr") if event.get(name)}
         task.tries.append(
             Try(
-                number=_whole(event.get("tries")) or len(task.tries) + 1,
+                number=whole(event.get("tries")) or len(task.tries) + 1,
                 life=life,
                 launched_s=at(event),
-                task_id=_whole(event.get("id")),
+                task_id=whole(event.get("id")),
                 hash=_text(event.get("hash")),
                 streams=streams,
             )
@@ -131,7 +131,7 @@ def _add_task_event(found: History, event: Event) -> None:
             ended_s=at(event),
             error=_text(event.get("error")),
             reason=_text(event.get("reason")),
-            cost=_number(event.get("cost")),
+            cost=number(event.get("cost")),
         )
     elif kind == "task-failed":
         _end_try(task, life, ended_s=at(event), error=_text(event.get("error")))
@@ -170,12 +170,3 @@ def _text(value: object) -> str | None:
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]

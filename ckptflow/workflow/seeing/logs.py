@@ -30,6 +30,7 @@ _LAUNCHED = re.compile(
 )
 
 _PARSL_LINE = re.compile(r"\d+\.\d+ \S+ (\S+) \S+ \S+ \S+ \S+ ([A-Z]+: .*)")
+_STARTED = re.compile(r"Worker \d+ started")
 _NOISE = re.compile(r"Standard (out|error) for task \d+ will not be redirected")
 
 Match = Callable[[str], bool]
@@ -253,6 +254,8 @@ def _between(numbers: set[int]) -> Callable[[Iterable[str]], Iterator[str]]:
         for line in lines:
             if "Received executor task" in line:
                 inside = _begins(line, numbers)
+            elif _STARTED.search(line):
+                inside = False  # The one that had it is gone.
             if inside:
                 yield line
             if "All processing finished for executor task" in line:

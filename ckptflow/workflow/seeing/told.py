@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptflow.workflow.seeing.events import Event, at
+from ckptflow.workflow.seeing.events import Event, at, number, whole
 from ckptflow.workflow.seeing.facts import total_steps
 
 _WHERE = (
@@ -83,10 +83,10 @@ def told_by(events: Iterable[Event]) -> dict[str, dict[int, Told]]:
     """Return what attempts told, by task and number; events come the oldest first."""
     found: dict[str, dict[int, Told]] = {}
     for event in events:
-        task, number = event.get("task"), event.get("attempt")
-        if not isinstance(task, str) or not isinstance(number, int):
+        task, attempt = event.get("task"), whole(event.get("attempt"))
+        if not isinstance(task, str) or attempt is None:
             continue
-        told = found.setdefault(task, {}).setdefault(number, Told())
+        told = found.setdefault(task, {}).setdefault(attempt, Told())
         told.began_s = at(event) if told.began_s is None else told.began_s
         if told.last_s:
             told.silence_s = max(told.silence_s or 0.0, at(event) - told.last_s)
@@ -96,21 +96,20 @@ def told_by(events: Iterable[Event]) -> dict[str, dict[int, Told]]:
 
 
 def _add(told: Told, event: Event) -> None:
-    step = event.get("step")
+    step = whole(event.get("step"))
     told.total_steps = total_steps(event.get("total_steps")) or told.total_steps
     if event["event"] == "attempt-began":
         told.where = where(event)
-        began = event.get("try_began_s")
-        told.try_began_s = float(began) if isinstance(began, int | float) else None
+        told.try_began_s = number(event.get("try_began_s"))
     elif event["event"] == "attempt-resumed":
         told.resumed = event
-        if isinstance(step, int):
+        if step is not None:
             told.steps.append((at(event), step))
     elif event["event"] == "attempt-ended":
         told.end = event
-        if isinstance(step, int):
+        if step is not None:
             told.steps.append((at(event), step))
-    elif isinstance(step, int):
+    elif step is not None:
         if event["event"] == "step-reached":
             told.steps.append((at(event), step))
         else:
@@ -120,15 +119,15 @@ def _add(told: Told, event: Event) -> None:
 def _add_save(told: Told, event: Event, step: int) -> None:
     save = told.saves.setdefault(step, Saved())
     if event["event"] == "checkpoint-taken":
-        save.taken_s, save.blocked_s = at(event), _seconds(event.get("blocked_s"))
+        save.taken_s, save.blocked_s = at(event), number(event.get("blocked_s"))
         told.steps.append((at(event), step))
         return
-    tier, level = event.get("tier"), event.get("level")
-    if isinstance(tier, str) and isinstance(level, int):
+    tier, level = event.get("tier"), whole(event.get("level"))
+    if isinstance(tier, str) and level is not None:
         save.stored.setdefault(tier, (at(event), level))
-    save.state_bytes = _bytes(event.get("state_bytes"), save.state_bytes)
-    save.stored_bytes = _bytes(event.get("stored_bytes"), save.stored_bytes)
-    save.duration_s = _seconds(event.get("duration_s")) or save.duration_s
+    save.state_bytes = _either(whole(event.get("state_bytes")), save.state_bytes)
+    save.stored_bytes = _either(whole(event.get("stored_bytes")), save.stored_bytes)
+    save.duration_s = number(event.get("duration_s")) or save.duration_s
 
 
 def where(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,10 +135,5 @@ def where(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in _WHERE if record.get(name) is not None}
 
 
-def _seconds(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
-
-
-def _bytes(value: object, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+def _either(value: int | None, otherwise: int | None) -> int | None:
+    return otherwise if value is None else value

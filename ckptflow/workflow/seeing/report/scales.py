@@ -83,7 +83,7 @@ class TimeScale:
         """Return where a time is; one within a pause lies in the gap."""
         here = self.begin_px
         for number, (begin_s, end_s) in enumerate(self.pieces):
-            if at_s <= begin_s:
+            if at_s < begin_s:
                 return here if number == 0 else here - GAP_PX / 2
             if at_s <= end_s:
                 return here + (at_s - begin_s) * self.px_per_s
