@@ -48,6 +48,7 @@ class Pace:
         self._observed_s, self._interruptions = 0.0, 0  # Of the attempts before.
         self._profile, self._fresh = Profile(), False  # Made again when more is known.
         self.last_step: int | None = None
+        self.total_steps: int | None = None  # At which the task will be done, if it says so.
         self.saves = 0
 
     # --- what happens ---
@@ -169,6 +170,7 @@ class Pace:
             "busy_s": profile.busy_s,
             "slowdown": profile.slowdown,
             "durable_s": profile.durable_s,
+            "total_steps": self.total_steps,
         }
         observed_s = self._observed_s + self._clock() - self._began
         return {

@@ -1,20 +1,24 @@
-"""Look into checkpoints without restoring them: one array, or a part of one."""
+"""What a checkpointer says of its task, and a look into checkpoints without restoring them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from ckptflow.checkpointer.pace import Pace
 from ckptflow.data.runs import Index
+from ckptflow.errors import ConfigError
+from ckptflow.model import STEP_MAX
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.find import find_checkpoint
 
 
 class Reading:
-    """What a checkpointer can tell of the checkpoints of its lineage."""
+    """What a checkpointer can tell of its task and of the checkpoints of its lineage."""
 
     _lineage: Lineage
+    _pace: Pace
     _note: Callable[[str], None]
 
     @property
@@ -31,6 +35,20 @@ class Reading:
     def lineage(self) -> Lineage:
         """The catalog of this task's checkpoints."""
         return self._lineage
+
+    @property
+    def total_steps(self) -> int | None:
+        """The step at which the task will be done; set it, and ``status`` knows how far it is.
+
+        It is for people only: what is saved carries it along, and nothing is decided by it.
+        """
+        return self._pace.total_steps
+
+    @total_steps.setter
+    def total_steps(self, steps: int | None) -> None:
+        if steps is not None and (isinstance(steps, bool) or not 0 <= steps < STEP_MAX):
+            raise ConfigError(f"total_steps is a number of steps from 0 on, not {steps!r}.")
+        self._pace.total_steps = None if steps is None else int(steps)
 
     def read(self, name: str, index: Index = ..., *, step: int | None = None) -> Any:
         """Return one array of a checkpoint, or a part of it, without restoring the rest.

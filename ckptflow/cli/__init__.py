@@ -20,6 +20,7 @@ from ckptflow.cli import (
     moving,
     reading,
     runs,
+    seeing,
     soundness,
     upkeep,
 )
@@ -58,6 +59,12 @@ def options(
 app.command("run")(runs.run_command)
 app.command("restart")(runs.restart)
 app.command("cleanup")(cleaning.cleanup)
+app.command("status")(seeing.status)
+app.command("why")(seeing.why)
+app.command("logs")(seeing.logs)
+app.command("events")(seeing.events)
+app.command("report")(seeing.report)
+app.command("metrics")(seeing.metrics)
 app.command("ls")(lists.ls)
 app.command("show")(lists.show)
 app.command("verify")(soundness.verify_command)

@@ -81,6 +81,7 @@ class ExecutorModel(Strict):
     failed_blocks_max: Annotated[int, Field(ge=1)] = 3
     worker_init: str = ""
     encrypted: bool = True
+    monitoring: bool = False
 
     @property
     def tasks_are_alone(self) -> bool:

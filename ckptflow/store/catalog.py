@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +35,7 @@ from ckptflow.model import (
     parse_attempt_key,
 )
 from ckptflow.store.descriptor import RECORD_BYTES_MAX, check_store, ensure_store
+from ckptflow.store.origin import origin
 from ckptflow.tiers.tier import Tier, last_keys
 
 SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
@@ -262,12 +261,7 @@ class Lineage:
         taken = [number for number, _ in self._attempt_keys()]
         attempt = max([0, *taken, *self._committed_attempts(max(taken, default=0))]) + 1
         for _ in range(_CLAIM_TRIES):
-            claim = {
-                "attempt": attempt,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "started": _now(),
-            }
+            claim = {"attempt": attempt, "started": _now(), **origin()}
             try:
                 self.fence_tier.create(self._attempt_key(attempt, "claim"), _json(claim))
             except AlreadyExists:

@@ -55,6 +55,7 @@ from ckptflow.workflow.deadline import (
 )
 from ckptflow.workflow.identity import CKPT, Binder, Identity
 from ckptflow.workflow.portable import portable_result, raise_portable
+from ckptflow.workflow.trail import TellingCheckpointer, Trail
 
 WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
 
@@ -83,6 +84,7 @@ class TaskSpec:
         margin_s: how long before an end the state has to be safe.
         home: host and process that submitted the task.
         alone: whether tasks have the process, and so its random states, to themselves.
+        trail: the folder in which attempts tell what they do, if they see it.
     """
 
     run: str
@@ -99,6 +101,7 @@ class TaskSpec:
     margin_s: float
     home: tuple[str, int]
     alone: bool
+    trail: str | None = None
 
     @property
     def is_home(self) -> bool:
@@ -285,16 +288,20 @@ def _unpacked(kind: type[TaskFunction], packed: bytes, identity: Identity) -> Ta
     return kind(dill.loads(packed), identity)  # noqa: S301  From the submitting process.
 
 
-class TaskCheckpointer(Checkpointer):
+class TaskCheckpointer(TellingCheckpointer):
     """A checkpointer that is made when it is first used: many tasks never do.
 
     Args:
         options: returns the arguments of `Checkpointer`.
+        trail: where it tells what it does.
     """
 
     _making = threading.RLock()
 
-    def __init__(self, options: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, options: Callable[[], dict[str, Any]], trail: Trail | None = None
+    ) -> None:
+        self.trail = trail or Trail(None)
         # Not the base's: that runs when the first of its attributes is missed.
         self._options: Callable[[], dict[str, Any]] | None = options
 
@@ -346,6 +353,7 @@ def begin_attempt(
         FencedError: a newer attempt has taken over.
     """
     began_s, signals, here = time.time(), StopSignals(), presence()
+    trail = Trail(spec.trail)
     watch = StopWatch(signals, Deadline(), board=here.board if here else None)
 
     def options() -> dict[str, Any]:
@@ -368,7 +376,7 @@ def begin_attempt(
             "stop": watch,
         }
 
-    checkpointer = TaskCheckpointer(options)
+    checkpointer = TaskCheckpointer(options, trail)
     watch.save_time_s = lambda: checkpointer.save_time_s
     attempt = Attempt(checkpointer, watch)
     try:
@@ -419,6 +427,7 @@ def record_end(spec: TaskSpec, attempt: Attempt, error: BaseException | None) ->
     record = {"session": spec.session, **outcome(checkpointer, error)}
     for report in attempt.reports:
         record = merged(record, report)
+    checkpointer.tell_end(record)
     try:
         checkpointer.lineage.record_end(checkpointer.attempt, record)
     except CheckpointError as failure:

@@ -31,7 +31,6 @@ import psutil
 from parsl.app.bash import remote_side_bash_executor
 from parsl.app.errors import BashExitFailure
 
-from ckptflow.checkpointer import Checkpointer
 from ckptflow.errors import ConfigError, Preempted
 from ckptflow.flush import Flushing
 from ckptflow.workflow.attempt import (
@@ -52,6 +51,7 @@ from ckptflow.workflow.deadline import (
     stop_signals,
 )
 from ckptflow.workflow.identity import CKPT
+from ckptflow.workflow.trail import TellingCheckpointer, Trail
 
 ATTEMPT = "CKPTFLOW_ATTEMPT"
 REPORT = "CKPTFLOW_REPORT"
@@ -95,7 +95,7 @@ class TaskCommand(TaskFunction):
                 attempt.reports += _read_reports(report)
 
 
-class AttachedCheckpointer(Checkpointer):
+class AttachedCheckpointer(TellingCheckpointer):
     """A checkpointer for the attempt of the bash app that runs this program.
 
     Closing it tells the app what came of it. Leave it as a context manager, or call `close`.
@@ -105,6 +105,7 @@ class AttachedCheckpointer(Checkpointer):
         self, fields: Mapping[str, Any], report: Path, objects: Mapping[str, Any]
     ) -> None:
         self._signals, self._report_path = StopSignals(), report
+        self.trail = Trail(fields.get("trail"))
         deadline = Deadline(fields["ends_at_s"], fields["margin_s"], fields["ends"])
         here = presence()
         watch = StopWatch(
@@ -156,6 +157,7 @@ class AttachedCheckpointer(Checkpointer):
 
     def _leave(self, error: BaseException | None) -> None:
         fenced = finish(self)
+        self.tell_last_step()
         self._signals.__exit__()
         record = outcome(self, error or fenced)
         if isinstance(error, Preempted):
@@ -216,6 +218,7 @@ def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
         "ends_at_s": deadline.ends_at_s,
         "margin_s": deadline.margin_s,
         "ends": deadline.what,
+        "trail": spec.trail,
     }
     return (
         f"export {ATTEMPT}={shlex.quote(json.dumps(fields))}\n"

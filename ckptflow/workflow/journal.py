@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -43,8 +43,9 @@ class Journal:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._path, self._failed = path, failed
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[bytes | threading.Event] = deque()
         self._writing, self._closed = threading.Lock(), threading.Event()
+        self._wanted = threading.Event()  # Set when somebody does not want to wait.
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self._lines.append(b"\n")  # The last writer died within a line.
@@ -67,24 +68,39 @@ class Journal:
         if sync and not self._closed.is_set():
             self._write(sync=True)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until what was added so far is handed to the system; return whether it is."""
+        written = threading.Event()
+        self._lines.append(written)
+        self._wanted.set()
+        return written.wait(timeout_s)
+
     def close(self) -> None:
         """Write what is left, and close the file."""
         if not self._closed.is_set():
             self._closed.set()
+            self._wanted.set()
             self._writer.join()
             os.close(self._descriptor)
 
     def _work(self) -> None:
-        while not self._closed.wait(_WRITE_EVERY_S):
+        while not self._closed.is_set():
+            self._wanted.wait(_WRITE_EVERY_S)
+            self._wanted.clear()
             self._write()
         self._write(sync=True)
 
     def _write(self, *, sync: bool = False) -> None:
         with self._writing:
-            lines = []
+            lines, waiting = list[bytes](), list[threading.Event]()
             while self._lines:
-                lines.append(self._lines.popleft())
+                one = self._lines.popleft()
+                if isinstance(one, bytes):
+                    lines.append(one)
+                else:
+                    waiting.append(one)
             if not lines and not sync:
+                _release(waiting)
                 return
             try:
                 os.write(self._descriptor, b"".join(lines))
@@ -93,6 +109,7 @@ class Journal:
             except OSError as error:
                 failed, self._failed = self._failed, lambda _error: None
                 failed(error)
+            _release(waiting)
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +142,11 @@ def read(path: Path) -> Iterator[Mapping[str, Any]]:
                 continue
             if isinstance(record, dict) and isinstance(record.get("event"), str):
                 yield record
+
+
+def _release(waiting: Iterable[threading.Event]) -> None:
+    for one in waiting:
+        one.set()
 
 
 def _now() -> str:

@@ -150,6 +150,30 @@ class RunLock:
         newest = max(self._numbers(), default=0)
         return self._read(newest) if newest else None
 
+    def is_held(self) -> bool | None:
+        """Tell whether a live process holds it, touching nothing; ``None`` if nobody ever had.
+
+        Of a holder on another host the time of its file is compared with this host's clock.
+        """
+        newest = max(self._numbers(), default=0)
+        holder = self._read(newest) if newest else None
+        if holder is None:
+            return None
+        if holder.released:
+            return False
+        if holder.is_here():
+            return self._is_running(holder)
+        renewed_s = self.renewed_s()
+        return renewed_s is not None and time.time() - renewed_s < STALE_AFTER_S
+
+    def renewed_s(self) -> float | None:
+        """Return when its holder last showed that it lives; ``None`` if nobody ever had it."""
+        newest = max(self._numbers(), default=0)
+        try:
+            return self._path(newest).stat().st_mtime if newest else None
+        except FileNotFoundError:
+            return None  # Taken over this instant.
+
     def _refuse_if_alive(self, number: int) -> None:
         holder = self._read(number) if number else None
         if holder is None or holder.released:

@@ -52,6 +52,7 @@ from ckptflow.workflow.summary import (
     RunSummary,
 )
 from ckptflow.workflow.tasks import Tasks
+from ckptflow.workflow.trail import TRAIL
 from ckptflow.workflow.watch import Watch
 
 __all__ = ["Run", "build_config", "last_run", "run"]
@@ -162,6 +163,7 @@ class Run:
             home=self._home,
             alone=config is None and site.executor.tasks_are_alone,
             note=self._note,
+            trail=self.folder / TRAIL,
         )
 
     def __repr__(self) -> str:
@@ -244,6 +246,7 @@ class Run:
         self._dfk = parsl.load(config)
         self._log_handlers = [one for one in _parsl_log.handlers if one not in before]
         self._blocks.follow(self._dfk.executors)
+        self._note("parsl-started", folder=self._dfk.run_dir, run_id=self._dfk.run_id)
         self._watch = Watch(
             self._dfk.executors,
             renew=self._lock.renew,

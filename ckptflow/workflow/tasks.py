@@ -10,9 +10,11 @@ summary; what attempts did is read from the store when somebody asks.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parsl.dataflow.futures import AppFuture
 from parsl.dataflow.taskrecord import TaskRecord
@@ -58,6 +60,7 @@ class Tasks:
         home: host and process that submit.
         alone: whether each task has a process to itself.
         note: adds an event to the journal.
+        trail: the folder in which attempts tell what they do.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class Tasks:
         home: tuple[str, int],
         alone: bool,
         note: Note,
+        trail: Path,
     ) -> None:
-        self._run, self._site, self._session = run, site, session
+        self._run, self._site, self._session, self._trail = run, site, session, trail
         self._home, self._alone, self._note = home, alone, note
         self._reports: dict[str, TaskReport] = {}
         self._names: dict[int, str] = {}
@@ -131,6 +135,7 @@ class Tasks:
             margin_s=self._site.executor.margin_s,
             home=self._home,
             alone=self._alone,
+            trail=str(self._trail),
         )
 
     # --- how they end ---
@@ -147,10 +152,16 @@ class Tasks:
         with self._guard:
             report = self._report(name)
             report.tries += 0 if remembered else 1
+        known: dict[str, Any] = {
+            "task": name,
+            "id": record["id"],
+            "hash": record.get("hashsum"),
+        }
         if remembered:
-            self._note("task-reused", task=name, id=record["id"])
+            self._note("task-reused", **known)
         else:
-            self._note("task-launched", task=name, id=record["id"], tries=report.tries)
+            files: dict[str, Any] = _streams(record)
+            self._note("task-launched", **known, tries=report.tries, **files)
 
     def try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
         """Note that a try failed, and what another one costs."""
@@ -237,6 +248,17 @@ class Tasks:
 
     def _lineage(self, task: str) -> Lineage:
         return Lineage(self._site.open_tiers(), LineageId(self._run, task))
+
+
+def _streams(record: TaskRecord) -> dict[str, str]:
+    """Return where the output of a task goes, if it was told to go into files."""
+    found = {}
+    for name in ("stdout", "stderr"):
+        stream = record["kwargs"].get(name)
+        path = stream[0] if isinstance(stream, tuple) else stream
+        if isinstance(path, str | os.PathLike):
+            found[name] = os.path.abspath(path)  # noqa: PTH100  Of a str or a Parsl file.
+    return found
 
 
 def _one_line(error: BaseException) -> str:

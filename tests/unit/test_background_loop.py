@@ -85,7 +85,7 @@ background_loop.run_async(asyncio.sleep(0))
 )
 def test_a_process_ends_without_noise(program: str, said: str) -> None:
     result = subprocess.run(
-        # In the background of a shell interrupts are ignored; what is started there inherits it.
+        # What a shell starts in the background ignores interrupts, and so would this.
         ["env", "--default-signal=INT", sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,

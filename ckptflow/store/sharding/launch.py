@@ -15,8 +15,6 @@ one says so, and the others follow. Nothing here waits. "Shards" in
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +24,7 @@ from ckptflow.errors import AlreadyExists, CorruptionError, FencedError, NotFoun
 from ckptflow.model import CheckpointId, Shard, attempt_key
 from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.store.descriptor import RECORD_BYTES_MAX, ensure_store
+from ckptflow.store.origin import origin
 
 _JOIN_TRIES = 1000
 _PLACES_KEPT = 8  # Launches of which it stays on record which ranks have come.
@@ -67,9 +66,8 @@ def join(lineage: Lineage, shard: Shard, token: str) -> int:
         number = (newest.attempt if newest else _committed(lineage, shard)) + 1
         claim = {
             "attempt": number,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
             "started": _now(),
+            **origin(),
             "launch": token,
             "world": shard.world,
         }
@@ -114,7 +112,7 @@ def _place_key(number: int, rank: int) -> str:
 
 def _take_place(lineage: Lineage, number: int, rank: int) -> bool:
     """Return whether this process now is that rank of a launch; else another one is."""
-    place = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
+    place = {"started": _now(), **origin()}
     try:
         _create(lineage, _place_key(number, rank), place)
     except AlreadyExists:

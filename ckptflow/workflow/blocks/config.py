@@ -25,6 +25,7 @@ from parsl.executors.high_throughput.executor import (
 from ckptflow.errors import WorkflowError
 from ckptflow.site import Site
 from ckptflow.site.executor import ExecutorModel, LocalAllocation
+from ckptflow.workflow.blocks.monitoring import monitoring_of
 from ckptflow.workflow.blocks.providers import provider_of
 from ckptflow.workflow.blocks.rescue import rescue_environment
 from ckptflow.workflow.blocks.time_left import ENDS_AT, RUN_FOLDER
@@ -68,6 +69,7 @@ def build_config(
         strategy="simple",
         strategy_period=site.executor.strategy_period_s,
         exit_mode="skip",  # The run ends it, in its own order.
+        monitoring=monitoring_of(site.executor, environment or {}),
         usage_tracking=0,
         initialize_logging=True,
     )
