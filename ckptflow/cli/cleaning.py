@@ -45,9 +45,8 @@ def _print(console: Console, found: CleanUp) -> None:
     for process in found.processes:
         output.add_row(table, ["process", f"{process.pid} {process.name}", process.session])
     for block in found.blocks:
-        output.add_row(
-            table, ["block", f"{block.batch_system} {block.job} {block.state}", block.session]
-        )
+        which = f"{block.batch_system} {block.number} {block.state}"
+        output.add_row(table, ["block", which, block.session])
     for path in found.files:
         output.add_row(table, ["file", str(path), None])
     console.print(table if table.row_count else "nothing is left")

@@ -17,7 +17,12 @@ from ckptflow.errors import NotFoundError
 from ckptflow.site import Site
 from ckptflow.tiers import durable
 from ckptflow.workflow import journal
-from ckptflow.workflow.blocks.abandoned import AbandonedBlock, cancel_blocks, find_blocks
+from ckptflow.workflow.blocks.abandoned import (
+    CLEARED,
+    AbandonedBlock,
+    cancel_blocks,
+    find_blocks,
+)
 from ckptflow.workflow.blocks.board import is_alive
 from ckptflow.workflow.leftovers import Leftover, end_leftovers, find_leftovers
 from ckptflow.workflow.lock import RunLock
@@ -75,7 +80,7 @@ def _clean_up(folder: Path, session: str, *, dry_run: bool) -> CleanUp:
         return other != session
 
     events = list(journal.read(folder / JOURNAL))
-    blocks, problems = find_blocks(events, is_over)
+    blocks, problems, asked = find_blocks(events, is_over)
     if not dry_run:
         problems += cancel_blocks(blocks)
     processes = (find_leftovers if dry_run else end_leftovers)(folder, is_over)
@@ -87,9 +92,9 @@ def _clean_up(folder: Path, session: str, *, dry_run: bool) -> CleanUp:
             for left in processes:
                 notes.add("leftover-ended", pid=left.pid, name=left.name, session=left.session)
             for block in blocks:
-                notes.add(
-                    "block-ended", job=block.job, state="CANCELLED", session=block.session
-                )
+                notes.add("block-ended", **{**block.as_event(), "state": "CANCELLED"})
+            if asked and not problems:
+                notes.add(CLEARED)
     return CleanUp(tuple(processes), tuple(blocks), tuple(files), tuple(problems))
 
 

@@ -38,7 +38,7 @@ from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
 from ckptflow.workflow import active, journal
-from ckptflow.workflow.blocks.abandoned import cancel_blocks, find_blocks
+from ckptflow.workflow.blocks.abandoned import CLEARED, cancel_blocks, find_blocks
 from ckptflow.workflow.blocks.config import build_config
 from ckptflow.workflow.blocks.following import Blocks
 from ckptflow.workflow.deadline import Deadline, stop_tasks_here
@@ -257,13 +257,15 @@ class Run:
     def _end_abandoned_blocks(self) -> None:
         """Cancel what dead sessions have left in a batch system; their tasks save first."""
         events = journal.read(self.folder / JOURNAL)
-        blocks, problems = find_blocks(events, lambda session: session != self.session)
-        for block in blocks:
-            self._note(
-                "block-abandoned", job=block.job, state=block.state, session=block.session
-            )
-        for text in [*problems, *cancel_blocks(blocks)]:
-            self._problem(text)
+        found = find_blocks(events, lambda session: session != self.session)
+        for block in found.blocks:
+            self._note("block-abandoned", **block.as_event())
+        problems = [*found.problems, *cancel_blocks(found.blocks)]
+        for text in problems:  # They are not this life's; its tasks fence theirs.
+            self._note("blocks-not-cleared", text=text)
+            warnings.warn(f"run {self.name}: {text}", CheckpointWarning, stacklevel=4)
+        if found.asked and not problems:
+            self._note(CLEARED)
 
     def _look_at_blocks(self) -> None:
         self._blocks.look()

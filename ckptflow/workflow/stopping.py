@@ -1,6 +1,6 @@
 """The process of a run is told to stop: by a terminal that closes, or a host that goes down.
 
-SIGTERM and SIGHUP then leave the script as ``sys.exit(7)`` would, so that the run ends in
+SIGTERM and SIGHUP then have the script leave with status 7, so that the run ends in
 order: tasks save, blocks are cancelled, the journal says how it ended. Python does the same for
 SIGINT, as `KeyboardInterrupt`. Who has a handler of their own, or ignores a signal as ``nohup``
 does, keeps that. ``tests/process/test_ending.py``.

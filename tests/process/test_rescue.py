@@ -38,6 +38,10 @@ kind = "posix"
 name = "far"
 path = "{folder}/far"
 level = 3
+[executor]
+walltime = "1h"
+[executor.allocation]
+provider = "{provider}"
 [flush]
 agent = {agent}
 idle = "2s"
@@ -60,7 +64,8 @@ class Node:
     def __init__(self, folder: Path, *, agent: bool) -> None:
         self.folder = folder
         path = folder / "two.toml"
-        path.write_text(SITE.format(folder=folder, agent=str(agent).lower()))
+        text = SITE.format(folder=folder, agent=str(agent).lower(), provider="slurm")
+        path.write_text(text)
         self.site: Site = load_site(path)
         self.process: subprocess.Popen[bytes] | None = None
         with Checkpointer(self.site.open_tiers()[0], run="exp", task="one") as ckpt:
@@ -137,8 +142,38 @@ def test_after_a_warning_when_nothing_is_left_to_do(node: Node) -> None:
     assert node.far_steps() == [3]
 
 
+def test_the_agent_of_the_node_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken a copy, and is killed with everything else when the leader ends."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    node = Node(tmp_path, agent=True)
+    node.start(SAVES_BY_AGENT)
+    assert node.process is not None
+    assert node.process.wait(timeout=LIMIT_S) == 0
+    assert sorted(node.far_steps()) == [3, 4]
+
+
+SAVES_BY_AGENT = """
+import json, os, sys
+import numpy as np
+from ckptflow import Checkpointer, Flushing
+from ckptflow.site.tiers import open_tiers, tier_model
+fields = json.loads(os.environ["CKPTFLOW_RESCUE"])
+tiers = open_tiers([tier_model(one) for one in json.loads(fields["tiers"])])
+ckpt = Checkpointer(tiers, run="exp", task="one", flushing=Flushing(**fields["options"]))
+ckpt.restore()
+ckpt.save(4, {"x": np.arange(1000)})
+ckpt.close()  # It is on the inner tier, and the agent has the rest.
+"""
+
+
 def test_a_site_without_tiers_of_the_node_has_nothing_to_rescue(tmp_path: Path) -> None:
     assert rescue_environment(load_site("local").with_store(tmp_path), "exp") == {}
     path = tmp_path / "two.toml"
-    path.write_text(SITE.format(folder=tmp_path, agent="true"))
+    path.write_text(SITE.format(folder=tmp_path, agent="true", provider="local"))
+    assert rescue_environment(load_site(path), "exp") == {}  # This computer stays.
+    path.write_text(SITE.format(folder=tmp_path, agent="true", provider="slurm"))
     assert set(rescue_environment(load_site(path), "exp")) == {RESCUE}

@@ -15,7 +15,12 @@ from parsl.executors.high_throughput.errors import (
 )
 from parsl.jobs.states import JobState, JobStatus
 
-from ckptflow.workflow.blocks.abandoned import AbandonedBlock, cancel_blocks, find_blocks
+from ckptflow.workflow.blocks.abandoned import (
+    CLEARED,
+    AbandonedBlock,
+    cancel_blocks,
+    find_blocks,
+)
 from ckptflow.workflow.blocks.following import Blocks, block_name
 
 SESSION, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -193,7 +198,7 @@ def is_dead(session: str) -> bool:
 def test_blocks_of_dead_sessions_are_found_by_name_and_cancelled(slurm: Path) -> None:
     ours, theirs = f"{block_name(SESSION)}.parsl.htex.block-0", f"{block_name(OTHER)}.block-0"
     slurm.write_text(f"11|RUNNING|{ours}\n12|PENDING|{theirs}\n13|RUNNING|somebody's|work\n")
-    blocks, problems = find_blocks([*started(SESSION), *started(OTHER)], is_dead)
+    blocks, problems, _ = find_blocks([*started(SESSION), *started(OTHER)], is_dead)
     assert problems == []
     assert blocks == [AbandonedBlock("slurm", "11", "RUNNING", SESSION)]
     assert cancel_blocks(blocks, gone_s=60) == []
@@ -203,7 +208,7 @@ def test_blocks_of_dead_sessions_are_found_by_name_and_cancelled(slurm: Path) ->
 def test_a_number_that_now_belongs_to_another_is_not_cancelled(slurm: Path) -> None:
     slurm.write_text("11|RUNNING|another program\n")
     submitted = {"event": "block-submitted", "job": "11", "batch_system": "slurm"}
-    assert find_blocks([*started(SESSION), submitted], is_dead) == ([], [])
+    assert find_blocks([*started(SESSION), submitted], is_dead) == ([], [], True)
 
 
 def test_nobody_is_asked_about_runs_that_ended_in_order(
@@ -212,18 +217,27 @@ def test_nobody_is_asked_about_runs_that_ended_in_order(
     monkeypatch.setenv("PATH", "/nowhere")
     submitted = {"event": "block-submitted", "job": "11", "batch_system": "slurm"}
     ended, over = {"event": "block-ended", "job": "11"}, {"event": "run-ended"}
-    assert find_blocks([*started(SESSION), submitted, ended, over], is_dead) == ([], [])
+    assert find_blocks([*started(SESSION), submitted, ended, over], is_dead) == ([], [], False)
     local = [{"event": "run-started", "session": SESSION},
              {"event": "blocks-come-from", "batch_system": "local"}]  # fmt: skip
-    assert find_blocks(local, is_dead) == ([], [])
-    blocks, problems = find_blocks([*started(SESSION), submitted, over], is_dead)
+    assert find_blocks(local, is_dead) == ([], [], False)
+    blocks, problems, _ = find_blocks([*started(SESSION), submitted, over], is_dead)
     assert blocks == []
     assert "squeue cannot be run" in problems[0]
 
 
+def test_what_was_cleared_once_is_not_asked_for_again(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    events = [*started(SESSION), *started(OTHER), {"event": CLEARED}]
+    assert find_blocks(events, is_dead) == ([], [], False)
+    assert find_blocks(events, lambda session: not is_dead(session))[1] != []  # It is newer.
+
+
 def test_a_batch_system_that_fails_is_told(slurm: Path) -> None:
     (slurm.parent / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
-    _, problems = find_blocks(started(SESSION), is_dead)
+    _, problems, _ = find_blocks(started(SESSION), is_dead)
     assert problems == ["squeue ended with 1 and said: no controller"]
     (slurm.parent / "scancel").write_text("#!/bin/sh\necho denied >&2\nexit 1\n")
     block = AbandonedBlock("slurm", "11", "RUNNING", SESSION)
@@ -250,6 +264,6 @@ def test_blocks_of_pbs_are_found_by_number_and_name(
         {"event": "block-submitted", "job": "21.pbs", "batch_system": "pbspro"},
         {"event": "block-submitted", "job": "22.pbs", "batch_system": "pbspro"},
     ]
-    blocks, problems = find_blocks(events, is_dead)
+    blocks, problems, _ = find_blocks(events, is_dead)
     assert (blocks, problems) == ([AbandonedBlock("pbspro", "21.pbs", "R", SESSION)], [])
     assert cancel_blocks(blocks, gone_s=60) == []

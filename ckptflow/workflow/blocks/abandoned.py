@@ -18,11 +18,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptflow.errors import WorkflowError
 from ckptflow.workflow.blocks.following import block_name
 
+CLEARED = "blocks-cleared"  # In the journal: nothing of earlier sessions is left.
 COMMAND_S = 20.0
 GONE_S = 45.0  # For how long to wait until cancelled blocks are gone: Slurm's KillWait is 30.
 
@@ -36,17 +37,35 @@ class AbandonedBlock:
 
     Attributes:
         batch_system: ``slurm``, ``pbspro`` or ``torque``.
-        job: its number there.
+        number: its number there.
         state: as the batch system calls it.
         session: the session.
         clusters: of Slurm, if the site names one.
     """
 
     batch_system: str
-    job: str
+    number: str
     state: str
     session: str
     clusters: str = ""
+
+    def as_event(self) -> dict[str, Any]:
+        """Return it as the journal has it."""
+        return {"job": self.number, "state": self.state, "session": self.session}
+
+
+class Found(NamedTuple):
+    """What there is of dead sessions.
+
+    Attributes:
+        blocks: their blocks.
+        problems: a sentence for each batch system that could not be asked.
+        asked: whether any had to be asked.
+    """
+
+    blocks: list[AbandonedBlock]
+    problems: list[str]
+    asked: bool
 
 
 @dataclass(slots=True)
@@ -58,10 +77,8 @@ class _Session:
     ended: bool = False
 
 
-def find_blocks(
-    events: Iterable[Mapping[str, Any]], is_over: Callable[[str], bool]
-) -> tuple[list[AbandonedBlock], list[str]]:
-    """Return the blocks of sessions that are over, and a sentence for whom could not be asked.
+def find_blocks(events: Iterable[Mapping[str, Any]], is_over: Callable[[str], bool]) -> Found:
+    """Return the blocks of sessions that are over.
 
     Args:
         events: of the journal of the run.
@@ -88,7 +105,7 @@ def find_blocks(
                 for session in sessions
                 if name.startswith(block_name(session))
             ]
-    return found, problems
+    return Found(found, problems, bool(sessions))
 
 
 def cancel_blocks(blocks: Iterable[AbandonedBlock], *, gone_s: float = GONE_S) -> list[str]:
@@ -96,16 +113,17 @@ def cancel_blocks(blocks: Iterable[AbandonedBlock], *, gone_s: float = GONE_S) -
     left, problems = [], []
     for block in blocks:
         try:
-            _run(*_command(block, "scancel", "qdel"), block.job)
+            _run(*_command(block, "scancel", "qdel"), block.number)
             left.append(block)
         except WorkflowError as error:
-            problems.append(f"block {block.job} of a dead session was not cancelled: {error}")
+            what = f"block {block.number} of a dead session was not cancelled"
+            problems.append(f"{what}: {error}")
     limit_s = time.monotonic() + gone_s
     while left and time.monotonic() < limit_s:
         left = [block for block in left if _is_there(block)]
         if left:
             time.sleep(_POLL_S)
-    problems += [f"block {one.job} was cancelled, but is still there" for one in left]
+    problems += [f"block {one.number} was cancelled, but is still there" for one in left]
     return problems
 
 
@@ -126,6 +144,11 @@ def _sessions(events: Iterable[Mapping[str, Any]]) -> dict[str, _Session]:
                 current.left.pop(str(event.get("job")), None)
             case "run-ended":
                 current.ended = True
+            case "blocks-cleared":
+                for one in sessions.values():
+                    if one is not current:
+                        one.left.clear()
+                        one.ended = True
     return sessions
 
 
@@ -163,9 +186,9 @@ def _is_there(block: AbandonedBlock) -> bool:
         if block.batch_system == _SLURM:
             command = _command(block, "squeue", "")
             return bool(
-                _run(*command, "--noheader", f"--jobs={block.job}", "--format=%A").strip()
+                _run(*command, "--noheader", f"--jobs={block.number}", "--format=%A").strip()
             )
-        return "job_state = C" not in _run("qstat", "-f", block.job)
+        return "job_state = C" not in _run("qstat", "-f", block.number)
     except WorkflowError:
         return False  # An invalid number: it is gone.
 

@@ -98,6 +98,8 @@ class Leader:
                 self._clock.look()
                 self._look()
         finally:
+            for number in _HEARD:  # Python would make them deadly when it ends.
+                signal.signal(number, signal.SIG_IGN)
             kill(pid for pid in descendants(os.getpid()) if not is_agent(pid))
             self._board.remove()
         return self._status or 0
@@ -318,4 +320,4 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(Leader(parse(sys.argv[1:])).run())
+    raise SystemExit(Leader(parse(sys.argv[1:])).run())

@@ -32,7 +32,7 @@ def deaf_child(ignored: Iterable[int]) -> Callable[[], None]:
     def prepare() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(1)  # It was gone before we could ask for that.
+            os.kill(os.getpid(), signal.SIGKILL)  # It was gone before we could ask.
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
 

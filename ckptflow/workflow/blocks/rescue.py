@@ -23,6 +23,7 @@ from ckptflow.flush.agent.asking import ask, folder_of, wait_for_run
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.scavenge import scavenge
 from ckptflow.site import Site
+from ckptflow.site.executor import LocalAllocation
 from ckptflow.site.tiers import open_tiers, tier_model
 from ckptflow.store.catalog import SHARED_LEVEL
 from ckptflow.tiers.tier import Tier
@@ -36,9 +37,10 @@ _POLL_S = 0.2
 
 
 def rescue_environment(site: Site, run: str) -> dict[str, str]:
-    """Return what a rescue has to know; nothing if all that is saved survives the node."""
+    """Return what a rescue has to know; nothing if all that is saved survives the block."""
     levels = [tier.level for tier in site.tiers]
-    if min(levels) >= SHARED_LEVEL or max(levels) < SHARED_LEVEL:
+    of_node = min(levels) < SHARED_LEVEL <= max(levels)
+    if not of_node or isinstance(site.executor.allocation, LocalAllocation):
         return {}
     fields = {
         "run": run,
@@ -122,8 +124,9 @@ def main() -> None:
     told = threading.Event()
 
     def listen() -> None:
-        for line in sys.stdin:
-            word, _, within = line.partition(" ")
+        # Not by `sys.stdin`, which Python would wait for when this process ends.
+        while lines := os.read(0, 4096).decode():
+            word, _, within = lines.splitlines()[-1].partition(" ")
             rescue.ends_s = time.monotonic() + float(within)
             if word == "haste":
                 rescue.haste.set()
@@ -132,8 +135,6 @@ def main() -> None:
     threading.Thread(target=listen, name="ckptflow-rescue", daemon=True).start()
     told.wait()
     rescue.go()
-    sys.stderr.flush()
-    os._exit(0)  # A put that hangs is left behind, and so is who listens.
 
 
 if __name__ == "__main__":
