@@ -6,10 +6,7 @@ processes on a host on which it will not. ``tests/process/test_ending.py``.
 
 from __future__ import annotations
 
-import os
-import re
 import secrets
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +20,15 @@ from ckptflow.workflow.blocks.abandoned import (
     cancel_blocks,
     find_blocks,
 )
-from ckptflow.workflow.blocks.board import is_alive
-from ckptflow.workflow.leftovers import Leftover, end_leftovers, find_leftovers
+from ckptflow.workflow.blocks.board import abandoned_boards
+from ckptflow.workflow.leftovers import (
+    STOP_GRACE_S,
+    Leftover,
+    end_leftovers,
+    find_leftovers,
+)
 from ckptflow.workflow.lock import RunLock
 from ckptflow.workflow.run import JOURNAL, LOCK
-
-_BOARD = re.compile(r"ckptflow-block-(\d+)-\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ def _clean_up(folder: Path, session: str, *, dry_run: bool) -> CleanUp:
     blocks, problems, asked = find_blocks(events, is_over)
     if not dry_run:
         problems += cancel_blocks(blocks)
-    processes = (find_leftovers if dry_run else end_leftovers)(folder, is_over)
+    if dry_run:
+        processes = find_leftovers(folder, is_over)
+    else:
+        processes = end_leftovers(folder, is_over, grace_s=STOP_GRACE_S)
     files = _left_files(folder)
     if not dry_run:
         for path in files:
@@ -106,10 +109,7 @@ def _left_files(folder: Path) -> list[Path]:
         if path.is_file() and (durable.is_partial(path.name) or path.name.startswith(".probe-"))
     ]
     found += (folder / "blocks").glob("ends-*.json")  # Of blocks that are gone now.
-    for path in Path(tempfile.gettempdir()).glob("ckptflow-block-*"):
-        match = _BOARD.fullmatch(path.name)
-        if match and path.lstat().st_uid == os.geteuid() and not is_alive(int(match[1])):
-            found.append(path)
+    found += abandoned_boards()
     return sorted(found)
 
 

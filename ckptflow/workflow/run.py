@@ -234,9 +234,12 @@ class Run:
         )
         for holder in self._lock.dead_holders:
             self._note("holder-died", host=holder.host, pid=holder.pid, session=holder.session)
-        for left in end_leftovers(self.folder, lambda session: session != self.session):
-            self._note("leftover-ended", pid=left.pid, name=left.name, session=left.session)
         self._end_abandoned_blocks()
+        # After them: they may run on this host, and tasks may take a moment to save.
+        for left in end_leftovers(
+            self.folder, lambda session: session != self.session, grace_s=STOP_GRACE_S
+        ):
+            self._note("leftover-ended", pid=left.pid, name=left.name, session=left.session)
         executor = self.site.executor
         if executor.kind == "threads" and executor.walltime_s is not None:
             self.tasks.ends_at_s = time.time() + executor.walltime_s

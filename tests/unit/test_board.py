@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ckptflow.workflow.blocks.board import (
     End,
     Entry,
     Presence,
+    abandoned_boards,
     is_alive,
     make_board,
     presence,
@@ -37,6 +39,24 @@ def board() -> Iterator[Board]:
 
 def test_nobody_else_can_look_at_it(board: Board) -> None:
     assert stat.S_IMODE(board.folder.stat().st_mode) == 0o700
+
+
+def test_a_board_is_abandoned_when_its_leader_is_gone(
+    board: Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert board.folder not in abandoned_boards()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = "from ckptflow.workflow.blocks.board import make_board; print(make_board().folder)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(abandoned_boards()) == [Path(done.stdout.strip())]
 
 
 def test_what_is_posted_is_read(board: Board) -> None:

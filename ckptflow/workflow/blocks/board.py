@@ -14,6 +14,7 @@ calls on a local file system. This module is imported by the leader, so it impor
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ IDLE, RUNS, HEARS = "idle", "runs", "hears"
 _CODES = {IDLE: b"i", RUNS: b"r", HEARS: b"h"}
 _STATES = {code: state for state, code in _CODES.items()}
 
-_ENDS, _STOP, _CLOSED, _TASKS = "ends", "stop", "closed", "tasks"
+_ENDS, _STOP, _CLOSED, _TASKS, _LOCK = "ends", "stop", "closed", "tasks", "lock"
+_PREFIX = "ckptflow-block-"
 
 
 class End(NamedTuple):
@@ -184,10 +186,32 @@ def presence() -> Presence | None:
 
 
 def make_board() -> Board:
-    """Return a new board, in a folder for this user alone."""
-    folder = Path(tempfile.mkdtemp(prefix=f"ckptflow-block-{os.getpid()}-"))
+    """Return a new board, in a folder for this user alone, which this process has locked."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     (folder / _TASKS).mkdir(mode=0o700)
+    descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # Until this process ends, however it does.
     return Board(folder)
+
+
+def abandoned_boards() -> Iterator[Path]:
+    """Yield the folders of boards of this user whose leader is dead."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            # Not by the number of a process: containers that share a folder have their own.
+            if folder.lstat().st_uid == os.geteuid() and _is_unlocked(folder / _LOCK):
+                yield folder
+
+
+def _is_unlocked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def is_alive(pid: int) -> bool:
