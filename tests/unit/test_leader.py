@@ -284,9 +284,24 @@ def test_it_closes_the_block_before_its_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKPTFLOW_ENDS_AT", str(time.time() + 1000))
-    leader = start(IDLE_POOL, "--margin-s=600")
+    pool = """
+        with presence().as_one_that(RUNS):
+            note("up", str(os.getpid()))
+        time.sleep(1000)
+        """
+    leader = start(pool, "--margin-s=600")
     assert leader.status() == 0
     assert "the block is about to end; no task is running" in leader.log.read_text()
+
+
+def test_a_block_that_closes_before_any_task_could_run_has_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or blocks would follow each other for ever, when the walltime is too short."""
+    monkeypatch.setenv("CKPTFLOW_ENDS_AT", str(time.time() + 1000))
+    leader = start(IDLE_POOL, "--margin-s=600")
+    assert leader.status() == 1
+    assert "walltime has to be longer, or margin shorter" in leader.log.read_text()
 
 
 def test_it_loads_nothing_big() -> None:

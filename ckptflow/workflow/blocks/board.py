@@ -106,6 +106,10 @@ class Board:
             with contextlib.suppress(OSError):
                 yield Entry(pid, _STATES.get(path.read_bytes()[:1], IDLE))
 
+    def has_worked(self) -> bool:
+        """Tell whether any task has run here, of the processes that have an entry."""
+        return any(path.stat().st_size for path in (self.folder / _TASKS).iterdir())
+
     def enter(self) -> int:
         """Make an entry for this process; return the descriptor of its byte."""
         path = self.folder / _TASKS / str(os.getpid())

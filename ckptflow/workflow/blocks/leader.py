@@ -50,6 +50,9 @@ RESCUE_PART = 0.5  # Of the time between TERM and KILL: what copies get if tasks
 KILL_RESERVE_S = 0.3  # So long before KILL copies are over.
 END_RESERVE_S = 5.0  # The same before the end of the block: batch systems are not exact.
 RESCUES_MAX = 3
+USELESS_S = (
+    120.0  # A block that closed so soon, before any task ran, counts as one that failed.
+)
 
 _SOON_KILLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HEARD = (*_SOON_KILLED, signal.SIGUSR1, signal.SIGUSR2)
@@ -73,6 +76,7 @@ class Leader:
         self._told: set[tuple[int, int]] = set()  # Processes, and the signals they were sent.
         self._pool: subprocess.Popen[bytes] | None = None
         self._status: int | None = None  # Of the pool; 0 if we have ended it.
+        self._began_s, self._worked = time.monotonic(), False
         self._stopping_s: float | None = None  # When tasks were told to stop.
         self._kill_at_s: float | None = None
         self._quiet_since_s: float | None = None  # For the end of the pool.
@@ -193,6 +197,7 @@ class Leader:
     def _look(self) -> None:
         """End the pool when nobody is busy; copy when all is saved, or time is up."""
         saving = self._saving()
+        self._worked = self._worked or self._board.has_worked()
         if self._clock.left_s() <= 2 * self._options.margin_s:
             self._board.post_closed("the block is about to end")
         if self._status is None:
@@ -212,8 +217,18 @@ class Leader:
             self._quiet_since_s = now_s
         if now_s - self._quiet_since_s >= RESULTS_S:
             say(f"{closed}; no task is running: the pool of workers is ended")
-            self._status = 0
+            self._status = int(self._was_useless())
             self._end_all_but([])
+
+    def _was_useless(self) -> bool:
+        """Tell whether the next block would be no better; Parsl gives up after some."""
+        soon = time.monotonic() - self._began_s < USELESS_S
+        if self._worked or self._stopping_s is not None or not soon:
+            return False
+        say(
+            "no task could be started before that: walltime has to be longer, or margin shorter"
+        )
+        return True
 
     def _saving(self) -> list[Entry]:
         """Return who runs a task that saves, and has not stopped yet."""
