@@ -1,6 +1,6 @@
 """A run at a glance: a line about it, a row for each task, and what to do. Pure.
 
-``tests/unit/test_seeing_status.py``.
+``tests/unit/test_seeing_shown.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The timeline: a row for each task, with its attempts, checkpoints and misfortunes. Pure.
 
-``tests/unit/test_report_plots.py``.
+``tests/process/test_report_page.py``.
 """
 
 from __future__ import annotations
