@@ -40,12 +40,11 @@ def work(ckpt):
     while state["step"] < 6:
         state["step"] += 1
         ckpt.step(state["step"], state)
-        if Path("second").exists() and not Path("killed").exists() and state["step"] == 4:
+        while ckpt.attempt == 1 and state["step"] == 2:
+            time.sleep(0.1)  # Until the second start ends what the first has left.
+        if ckpt.attempt == 2 and state["step"] == 4:
             ckpt.wait()
-            Path("killed").touch()
             os.kill(os.getpid(), 9)
-        if not Path("second").exists():
-            time.sleep(0.5)
     return state["step"]
 
 
@@ -122,7 +121,7 @@ def test_attempts_say_on_which_worker_of_which_block_they_ran(run: Monitored) ->
         assert one["where"]["block"] == "0"
         assert one["where"]["worker"] in ("0", "1")
         assert len(one["where"]["manager"]) == 12
-    assert attempts[1]["resumed_step"] >= 1
+    assert attempts[1]["resumed_step"] in (1, 2)
     assert attempts[2]["resumed_step"] == 4
     assert 0 < attempts[1]["lost_s"] < 60
 
