@@ -161,12 +161,14 @@ def _saved_text(one: Row) -> str:
 
 
 def _screen(story: RunStory, options: list[str], *, everything: bool) -> RenderableType:
-    from ckptflow.workflow.seeing.status import advice, headline, rows
+    from ckptflow.workflow.seeing.status import advice, blocks_line, headline, rows
 
     shown, left_out = rows(story, everything=everything)
     parts: list[RenderableType] = [Text(headline(story), style="bold")]
     if shown:
         parts.append(_table(story, shown))
+    if blocks := blocks_line(story):
+        parts.append(Text(blocks))
     if left_out:
         parts.append(Text(f"and {left_out} other tasks; --all shows them"))
     parts += [Text(f"note: {text}", style="yellow") for text in story.notes]

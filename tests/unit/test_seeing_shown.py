@@ -121,8 +121,8 @@ def test_the_story_of_a_task_is_told_in_order_with_reasons() -> None:
         "there was no checkpoint to go on from",
         "it has saved 2 checkpoints of steps 20 to 40, 1.00 KiB for 4.00 KiB of state; saves "
         "held it up for 200 ms",
-        "attempt 1 was lost with its worker, at step 42 or later: WorkerLost: gone. About 5.0 s "
-        "of work was lost (2 steps or more)",
+        "attempt 1 was lost with its worker, at step 42 or later: WorkerLost: gone. About "
+        "5.0 s of work was lost (2 steps or more)",
         "another try costs 0.1, WorkerLost: the machine failed",
         "handed to Parsl, for the second time",
         "attempt 2 began on cn2, 9.0 s after that, and went on from step 20",
@@ -136,7 +136,8 @@ def test_the_story_of_a_task_is_told_in_order_with_reasons() -> None:
 
 def test_the_end_says_how_it_stands_and_what_comes_next() -> None:
     run = story(task(state="interrupted", checkpoints=(saved(20, 1, "pfs"),
-                saved(40, 1, "nvme", status="void"), saved(50, 1, "nvme", status="unreadable"))),
+                saved(40, 1, "nvme", status="void"),
+                saved(50, 1, "nvme", status="unreadable"))),
                 state="dead")  # fmt: skip
     assert conclusion(run, run.tasks[0]) == [
         "It is not finished: the main process died before it was.",

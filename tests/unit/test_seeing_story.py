@@ -14,7 +14,7 @@ from ckptflow.workflow.seeing.facts import CheckpointFact, Facts, TaskFacts
 from ckptflow.workflow.seeing.model import Attempt, RunStory, Task
 from ckptflow.workflow.seeing.report.page import page
 from ckptflow.workflow.seeing.spans import spans
-from ckptflow.workflow.seeing.status import headline
+from ckptflow.workflow.seeing.status import blocks_line, headline
 from ckptflow.workflow.seeing.story import tell
 from ckptflow.workflow.seeing.why import conclusion, moments
 
@@ -359,6 +359,33 @@ def test_what_happened_beside_the_tasks_is_news() -> None:
         "process 4 on h, which held this run before, is gone",
         "from a newer version: what 3",
     ]
+
+
+def test_blocks_are_told_with_their_allocations() -> None:
+    events = [
+        started(),
+        ev(1, "block-submitted", executor="htex", block="0", job="4711", batch_system="slurm",
+           session="s1"),
+        ev(2, "block-held", executor="htex", block="0", reason="its time is over"),
+        ev(9, "block-ended", executor="htex", block="0", job="4711", state="TIMEOUT",
+           message=None),
+        started(20, "s2"),
+        ev(21, "block-submitted", executor="htex", block="0", job="4712", batch_system="slurm",
+           session="s2"),
+    ]  # fmt: skip
+    run = story(events)
+    first, second = run.blocks
+    assert (first.life, first.allocation, first.state) == (0, "slurm:4711", "TIMEOUT")
+    assert (first.submitted_s, first.ended_s) == (T0 + 1, T0 + 9)
+    assert first.held == "its time is over"
+    assert (second.life, second.allocation, second.ended_s) == (1, "slurm:4712", None)
+    assert blocks_line(run) == "blocks asked for and not over: 0 (slurm:4712)"
+    assert run.news == ()
+
+
+def test_a_run_that_was_told_to_stop_says_by_what() -> None:
+    run = story([started(), ev(3, "run-ended", exit_code=75, error=None, signal="SIGTERM")])
+    assert (run.exit_code, run.lives[0].error) == (75, "stopped by signal SIGTERM")
 
 
 @pytest.mark.parametrize("nonsense", [None, "x", -1, [], {}, True, 1e400, "9" * 5000])

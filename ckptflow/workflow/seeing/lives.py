@@ -27,6 +27,8 @@ _ATTEMPT_EVENTS = frozenset(
         "checkpoint-stored",
     }
 )
+# These make up the blocks of the story.
+_BLOCK_EVENTS = frozenset({"block-submitted", "block-held", "block-ended", "blocks-come-from"})
 _RUN_EVENTS = frozenset({"run-started", "run-ended", "parsl-started"})
 
 
@@ -67,7 +69,7 @@ def history_of(events: Iterable[Event]) -> History:
             found.told.append(event)
         elif kind in _RUN_EVENTS:
             _add_run_event(found, event)
-        else:
+        elif kind not in _BLOCK_EVENTS:
             found.news.append((at(event), _sentence(event)))
         if kind not in _ATTEMPT_EVENTS:
             found.last_s = max(found.last_s, at(event))
@@ -93,7 +95,7 @@ def _add_run_event(found: History, event: Event) -> None:
             change: dict[str, Any] = {
                 "ended_s": at(event),
                 "exit_code": whole(event.get("exit_code")),
-                "error": _text(event.get("error")),
+                "error": _text(event.get("error")) or _by_signal(event),
             }
         else:
             change = {
@@ -101,6 +103,11 @@ def _add_run_event(found: History, event: Event) -> None:
                 "parsl_run_id": _text(event.get("run_id")),
             }
         found.lives[-1] = replace(found.lives[-1], **change)
+
+
+def _by_signal(event: Event) -> str | None:
+    signal = event.get("signal")
+    return None if signal is None else f"stopped by signal {signal}"
 
 
 def _close_last_life(found: History) -> None:

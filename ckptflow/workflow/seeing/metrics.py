@@ -1,6 +1,6 @@
 """A run as numbers that Prometheus reads: its text format, version 0.0.4. Pure.
 
-``tests/unit/test_seeing_metrics.py`` has Prometheus's own parser read them.
+``tests/unit/test_seeing_shown.py`` has Prometheus's own parser read them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ckptflow.workflow.blocks.story import BlockStory
+
 RunState = Literal["running", "dead", "ended", "unknown"]
 """Of a run: it runs; its main process is gone and did not say goodbye; it ended; or nobody can
 tell, since it runs without a main process (a plain `Checkpointer`)."""
@@ -260,6 +262,7 @@ class RunStory:
         now_s: when this was found out.
         lives: starts of its script, the oldest first.
         tasks: in the order of their first launch.
+        blocks: what its tasks ran in, in the order in which they were asked for.
         news: what happened beside the tasks: when, what.
         notes: what could not be read, and why.
         tiers: names and levels of the tiers that were looked at, inner ones first.
@@ -270,6 +273,7 @@ class RunStory:
     now_s: float
     lives: tuple[Life, ...] = ()
     tasks: tuple[Task, ...] = ()
+    blocks: tuple[BlockStory, ...] = ()
     news: tuple[tuple[float, str], ...] = ()
     notes: tuple[str, ...] = ()
     tiers: tuple[tuple[str, int], ...] = ()

@@ -1,6 +1,6 @@
 """Where a run is: its folder, its tiers, and whether its main process lives. Reads only.
 
-``tests/unit/test_seeing_place.py``.
+``tests/process/test_seeing.py``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A run at a glance: a line about it, a row for each task, and what to do. Pure.
 
-``tests/unit/test_seeing_status.py``.
+``tests/unit/test_seeing_shown.py``.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptflow.units import format_seconds
@@ -124,6 +125,20 @@ def headline(story: RunStory) -> str:
     return "; ".join(parts)
 
 
+def blocks_line(story: RunStory) -> str:
+    """Return a sentence on the blocks of the last start; nothing if none is known."""
+    ours = [one for one in story.blocks if one.life == len(story.lives) - 1]
+    if not ours or story.state != "running":
+        return ""
+    going = [one for one in ours if one.ended_s is None]
+    names = ", ".join(f"{one.number} ({one.allocation or one.executor})" for one in going[:8])
+    over = Counter(one.state or "over" for one in ours if one.ended_s is not None)
+    parts = [f"blocks asked for and not over: {names or 'none'}"]
+    parts += [f"{count} {state}" for state, count in sorted(over.items())]
+    held = [f"block {one.number} gets no more tasks: {one.held}" for one in going if one.held]
+    return "; ".join([*parts, *held])
+
+
 def _state_of_run(story: RunStory) -> str:
     if not story.lives:
         return f"run {story.run}: it has no journal, so it was not started by ckptflow.run()"
@@ -181,6 +196,7 @@ def document(story: RunStory, *, everything: bool = True) -> dict[str, Any]:
             }
             for one in story.lives
         ],
+        "blocks": [asdict(one) for one in story.blocks],
         "counts": {
             state: count
             for state in dict.fromkeys(one.state for one in story.tasks)

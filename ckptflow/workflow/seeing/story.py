@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ckptflow.workflow.blocks.story import blocks_in
 from ckptflow.workflow.seeing.attempts import attempts_of, checkpoints_of
 from ckptflow.workflow.seeing.events import Event
 from ckptflow.workflow.seeing.facts import Facts, TaskFacts
@@ -48,6 +49,7 @@ def tell(
         heard_s: when the main process last said that it lives, otherwise than by events.
         plans: what a restart does with tasks, in words.
     """
+    events = list(events)
     history = history_of(events)
     lives = _lives(history, is_alive=is_alive, heard_s=heard_s)
     is_going_on = bool(is_alive) and bool(lives) and lives[-1].ended_s is None
@@ -72,6 +74,7 @@ def tell(
         now_s=now_s,
         lives=tuple(lives),
         tasks=tuple(tasks),
+        blocks=tuple(blocks_in(events)),
         news=tuple(history.news),
         notes=facts.notes,
         tiers=facts.tiers,

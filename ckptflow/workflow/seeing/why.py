@@ -1,6 +1,6 @@
 """The story of one task in sentences: what happened to it, when and why, and what comes next.
 
-Pure. ``tests/unit/test_seeing_why.py``.
+Pure. ``tests/unit/test_seeing_shown.py``.
 """
 
 from __future__ import annotations

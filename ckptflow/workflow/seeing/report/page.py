@@ -85,6 +85,7 @@ def _parts(story: RunStory, monitoring: Sequence[MonitoredTry]) -> Iterator[Mark
         yield _lost(story)
     yield from _failures(story)
     yield _tasks(story)
+    yield from _blocks(story)
     yield from _starts(story)
     yield from _monitoring(monitoring)
     made = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(story.now_s))
@@ -374,6 +375,30 @@ def _task_row(task: Task) -> tuple[object, ...]:
 
 def _state(state: str) -> Markup:
     return tag("span", words(state), class_=f"state {state.replace(' ', '-')}")
+
+
+def _blocks(story: RunStory) -> Iterator[Markup]:
+    if not story.blocks:
+        return
+    rows = [
+        (
+            one.number,
+            one.executor,
+            one.allocation,
+            one.life + 1,
+            _moment(one.submitted_s),
+            _moment(one.ended_s),
+            one.state or "",
+            "; ".join(filter(None, (one.message, one.held))),
+        )
+        for one in story.blocks
+    ]
+    head = ("block", "executor", "allocation", "start", "asked for", "over", "how", "why")
+    yield _section(
+        "Blocks",
+        "Workers come in blocks: what was asked for, and what became of it.",
+        table(head, rows[:ROWS_MAX], numbers=("block", "start")),
+    )
 
 
 def _starts(story: RunStory) -> Iterator[Markup]:

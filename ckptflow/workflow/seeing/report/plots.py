@@ -1,6 +1,6 @@
 """Plots of a run beside the timeline: progress, bytes, cost of saves, work lost. Pure.
 
-``tests/unit/test_report_plots.py``.
+``tests/process/test_report_page.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The timeline: a row for each task, with its attempts, checkpoints and misfortunes. Pure.
 
-``tests/unit/test_report_plots.py``.
+``tests/process/test_report_page.py``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptflow.units import format_bytes, format_seconds
+from ckptflow.workflow.blocks.story import BlockStory
 from ckptflow.workflow.seeing.model import LOST_ENDINGS, Attempt, Checkpoint, RunStory, Task
 from ckptflow.workflow.seeing.report.markup import Markup, tag, tip, titled, words
 from ckptflow.workflow.seeing.report.scales import TimeScale, clock
@@ -17,7 +18,9 @@ WIDTH_PX, LEFT_PX, RIGHT_PX, TOP_PX, FOOT_PX = 1120.0, 190.0, 14.0, 26.0, 8.0
 ROWS_MAX = 80
 TIER_COLOURS = 5  # The style sheet has so many; more tiers begin anew.
 
-_BAR_PX, _LANE_PX, _PAD_PX = 13.0, 5.0, 7.0
+BLOCKS_MAX = 24
+
+_BAR_PX, _LANE_PX, _PAD_PX, _BLOCK_PX = 13.0, 5.0, 7.0, 13.0
 _NAME_MAX = 26
 _MERGE_PX = 2.5  # Checkpoints nearer to each other are one mark.
 
@@ -46,17 +49,20 @@ def drawn(story: RunStory) -> list[Task]:
 
 def timeline(story: RunStory) -> Markup:
     """Return the timeline as SVG."""
-    tasks = drawn(story)
+    tasks, blocks = drawn(story), story.blocks[:BLOCKS_MAX]
     scale = time_scale(story, LEFT_PX, WIDTH_PX - RIGHT_PX)
     row_px = _BAR_PX + _LANE_PX * max(1, len(story.tiers)) + _PAD_PX
-    height_px = TOP_PX + row_px * len(tasks) + FOOT_PX
+    tasks_px = TOP_PX + _BLOCK_PX * len(blocks) + (_PAD_PX if blocks else 0)
+    height_px = tasks_px + row_px * len(tasks) + FOOT_PX
     parts = [
         tag("title", words(f"Timeline of run {story.run}"), id="timeline-title"),
         *_lives(story, scale, height_px),
         *axis(scale, TOP_PX, height_px - FOOT_PX),
     ]
+    for number, block in enumerate(blocks):
+        parts.append(_block(story, block, scale, TOP_PX + number * _BLOCK_PX))
     for number, task in enumerate(tasks):
-        parts.append(_row(story, task, scale, TOP_PX + number * row_px))
+        parts.append(_row(story, task, scale, tasks_px + number * row_px))
     return tag(
         "svg", _hatch(), *parts, viewBox=f"0 0 {WIDTH_PX:.0f} {height_px:.0f}", role="img",
         aria_labelledby="timeline-title", class_="plot",
@@ -105,6 +111,29 @@ def _lives(story: RunStory, scale: TimeScale, height_px: float) -> Iterator[Mark
                 tag("line", x1=end, x2=end, y1=TOP_PX - 3, y2=height_px - 3, class_="death"),
                 **tip(text),
             )
+
+
+def _block(story: RunStory, one: BlockStory, scale: TimeScale, top_px: float) -> Markup:
+    """Return a thin bar for a block: from when it was asked for until it was over."""
+    life = story.lives[one.life] if one.life < len(story.lives) else None
+    begin_s = one.submitted_s or (life.began_s if life else None)
+    if begin_s is None:
+        return ""
+    end_s = one.ended_s or (life.ended_s if life else None) or story.now_s
+    name = f"block {one.number} {one.allocation}".strip()
+    lines = [f"{name} of {one.executor}", f"asked for {clock(begin_s)}"]
+    lines += [f"{one.state}, {clock(end_s)}"] if one.state else []
+    lines += [text for text in (one.message, one.held) if text]
+    text, begin, end = "\n".join(lines), scale(begin_s), scale(end_s)
+    shown = name if len(name) <= _NAME_MAX else name[: _NAME_MAX - 1] + "…"
+    return tag(
+        "g",
+        titled(text),
+        tag("text", words(shown), x=LEFT_PX - 10, y=top_px + 8, class_="tick end"),
+        tag("rect", x=begin, y=top_px + 1, width=max(1.5, end - begin), height=_BLOCK_PX - 6,
+            rx=2, class_="block"),
+        **tip(text),
+    )  # fmt: skip
 
 
 def _row(story: RunStory, task: Task, scale: TimeScale, top_px: float) -> Markup:
