@@ -90,6 +90,9 @@ class Failure:
         computed_step: the last step that it had computed before.
         resumed_step: from where it went on.
         lost_s: between when the step from which it went on was first complete, and the last.
+        interval_s: the longest time between two steps, and so between two saves, before.
+        save_s: the longest time from a step to knowing, at the end of a later one, that it is
+            durable.
         resume_s: from what was done to it until it went on.
     """
 
@@ -98,6 +101,8 @@ class Failure:
     computed_step: int
     resumed_step: int
     lost_s: float
+    interval_s: float
+    save_s: float
     resume_s: float
 
     @property
@@ -343,35 +348,40 @@ class DisturbedRun:
     def _failures(self, task: str) -> list[Failure]:
         lines = self.lines(task)
         starts = [line for line in lines if line.event == "start"]
-        found = []
-        for before, after in itertools.pairwise(starts):
-            # Nothing that came later counts: a frozen attempt may wake up.
-            earlier = [
-                line
-                for line in lines
-                if line.time < after.time and line.attempt <= before.attempt
-            ]
-            complete = {line.step: line.time for line in earlier if line.event == "computed"}
-            durable = [line.step for line in earlier if line.event == "durable"]
-            computed = max(complete, default=0)
-            hit = [
-                when
-                for when, whom in self._events
-                if when < after.time and (whom is None or task in whom)
-            ]
-            found.append(
-                Failure(
-                    task=task,
-                    durable_step=max(durable, default=0),
-                    computed_step=computed,
-                    resumed_step=after.step,
-                    lost_s=complete.get(computed, 0.0) - complete.get(after.step, 0.0)
-                    if after.step in complete
-                    else 0.0,
-                    resume_s=after.time - max(hit, default=after.time),
-                )
-            )
-        return found
+        return [
+            self._failure(task, before, after, lines)
+            for before, after in itertools.pairwise(starts)
+        ]
+
+    def _failure(self, task: str, before: Line, after: Line, lines: list[Line]) -> Failure:
+        # Nothing that came later counts: a frozen attempt may wake up.
+        earlier = [
+            line for line in lines if line.time < after.time and line.attempt <= before.attempt
+        ]
+        complete = {line.step: line.time for line in earlier if line.event == "computed"}
+        durable = {line.step: line.time for line in earlier if line.event == "durable"}
+        mine = [
+            line.time
+            for line in earlier
+            if line.event in {"start", "computed"} and line.attempt == before.attempt
+        ]
+        computed = max(complete, default=0)
+        lost = after.step < computed and after.step in complete
+        hit = [
+            when
+            for when, whom in self._events
+            if when < after.time and (whom is None or task in whom)
+        ]
+        return Failure(
+            task=task,
+            durable_step=max(durable, default=0),
+            computed_step=computed,
+            resumed_step=after.step,
+            lost_s=complete[computed] - complete[after.step] if lost else 0.0,
+            interval_s=max((b - a for a, b in itertools.pairwise(mine)), default=0.0),
+            save_s=max((when - complete[step] for step, when in durable.items()), default=0.0),
+            resume_s=after.time - max(hit, default=after.time),
+        )
 
     # --- what it is given ---
 

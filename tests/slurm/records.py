@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 HEADER = (
-    "| what happened | processes tracked by | steps lost | work lost, s | until it went on, s "
-    "| allocations |\n|---|---|---|---|---|---|"
+    "| what happened | processes tracked by | steps lost | work lost, s | interval + save, s "
+    "| until it went on, s | allocations |\n|---|---|---|---|---|---|---|"
 )
 
 
@@ -22,10 +22,18 @@ def row(record: dict[str, Any]) -> str:
     failures = record["failures"]
     lost_steps = max((one["lost_steps"] for one in failures), default=0)
     lost_s = max((one["lost_s"] for one in failures), default=0.0)
+    allowed_s = max((one["interval_s"] + one["save_s"] for one in failures), default=0.0)
     resume_s = max((one["resume_s"] for one in failures), default=0.0)
     resumed = f"{resume_s:.1f}" if resume_s else ""
     what = record["scenario"].replace("_", " ")
-    cells = [what, record["proctrack"], lost_steps, f"{lost_s:.2f}", resumed]
+    cells = [
+        what,
+        record["proctrack"],
+        lost_steps,
+        f"{lost_s:.2f}",
+        f"{allowed_s:.2f}",
+        resumed,
+    ]
     return f"| {' | '.join(str(cell) for cell in cells)} | {record['allocations']} |"
 
 
