@@ -160,7 +160,7 @@ class RetryHandler:
         what = type(error).__name__
         if history.losses <= LOSSES_FOR_LITTLE:
             if self._was_ending(error):
-                return Price(FREE, f"{what}: its block was about to end")
+                return Price(FREE, f"{what}: its block has ended, or was about to")
             return Price(LITTLE, f"{what}: the machine failed, not the task")
         return Price(FULL, f"{what}: {history.losses} losses in a row without known progress")
 

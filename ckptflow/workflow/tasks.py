@@ -171,7 +171,7 @@ class Tasks:
         with self._guard:
             report = self._report(name)
             report.lost += isinstance(error, LOST)
-            report.preempted += price.cost == 0.0
+            report.preempted += price.cost == 0.0 and not isinstance(error, LOST)
         self._note(
             "task-try-failed",
             task=name,
