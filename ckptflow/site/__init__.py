@@ -154,10 +154,28 @@ class Site(Strict):
                 f"set agent = true in [flush]"
             )
         in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
-        if self.executor.kind == "htex" and in_memory:
+        if self.executor.kind != "threads" and in_memory:
             raise ValueError(
                 "what is in memory is lost with its process or its node, and not seen by "
                 "other nodes; give the site a tier outside of memory, too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_sees_the_tiers(self) -> Site:
+        if self.executor.kind != "globus_compute":
+            return self
+        for tier in self.tiers:
+            if tier.folder is not None and not tier.folder.is_absolute():
+                raise ValueError(
+                    f"tier {tier.name!r} lies in {str(tier.folder)!r}, below the folder in "
+                    f"which the workflow is started; an endpoint has no such folder: give "
+                    f"the absolute path of one that both see, or a bucket"
+                )
+        if all(tier.level < SHARED_LEVEL for tier in self.tiers):
+            raise ValueError(
+                "no tier is seen by both the endpoint and the workflow: give the site one of "
+                f"level {SHARED_LEVEL} or higher"
             )
         return self
 
