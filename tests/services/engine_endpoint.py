@@ -1,8 +1,8 @@
 """An endpoint of Globus Compute in this process: the real engine, without service and broker.
 
 `EngineExecutor` is ckptflow's executor, and so the SDK's, with the two methods replaced that
-would ask the service: a function is kept here, and a task goes to the engine as the
-endpoint's interchange would hand it over, packed as on the wire. Real are the SDK's serialization, the
+would ask the service: a function is kept here, and a task goes to the engine as the endpoint's
+interchange would hand it over, packed as on the wire. Real are the SDK's serialization, the
 messages, the engine, its interchange, manager and workers, and the limit on results, which the
 engine enforces.
 """

@@ -18,8 +18,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptflow.workflow.globus_compute.executor import TaskExecutor
     from ckptflow.workflow.globus_compute.endpoint_run import GlobusRun, run
+    from ckptflow.workflow.globus_compute.executor import TaskExecutor
 
 _HOMES = {"GlobusRun": "endpoint_run", "TaskExecutor": "executor", "run": "endpoint_run"}
 
