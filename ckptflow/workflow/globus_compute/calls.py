@@ -64,6 +64,13 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     """
     name = name_of(function)
     named = {_FUNCTION: function, **_named(function, args, kwargs)}
+    for what, value in named.items():
+        # It would travel, and never be done over there.
+        if any(isinstance(one, Future) for one in (value, *_members(value))):
+            raise ConfigError(
+                f"{what} of {name}() is a future, or has one in it: pass its result. (Tasks "
+                f"that wait for others are Parsl's: use ckptflow.run with this site.)"
+            )
     sender_text = _sender(kwargs)
     try:
         packed = Call(serialize(function), serialize((tuple(args), dict(kwargs))), sender_text)
@@ -120,11 +127,6 @@ def _named(
 
 def _not_to_be_sent(name: str, named: Mapping[str, Any], error: Exception) -> str:
     for what, value in named.items():
-        if any(isinstance(one, Future) for one in (value, *_members(value))):
-            return (
-                f"{what} of {name}() is a future, or has one in it: pass its result. (Tasks "
-                f"that wait for others are Parsl's: use ckptflow.run with this site.)"
-            )
         try:
             serialize(value)
         except Exception as found:  # noqa: BLE001  Pickling runs the user's code.
