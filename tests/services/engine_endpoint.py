@@ -56,13 +56,6 @@ class NoService:
         self.fx_serializer = ComputeSerializer()
 
 
-class NoWatcher:
-    """What stands where the SDK expects the thread that listens to the broker."""
-
-    def shutdown(self, **_: Any) -> None:
-        """Nobody listens."""
-
-
 class EngineExecutor(TaskExecutor):
     """ckptflow's executor on an engine in this process."""
 
@@ -93,6 +86,3 @@ class EngineExecutor(TaskExecutor):
             answer.set_exception(TaskExecutionFailed(result.data))
         else:
             answer.set_result(self.client.fx_serializer.deserialize(result.data))
-
-    def _get_result_watcher(self) -> NoWatcher:
-        return NoWatcher()

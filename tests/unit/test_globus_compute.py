@@ -6,11 +6,15 @@ import itertools
 import json
 import os
 import pickle
+import re
+import threading
+import tomllib
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import dill
+import jsonschema
 import numpy as np
 import pytest
 from globus_compute_sdk.serialize import (
@@ -21,6 +25,7 @@ from globus_compute_sdk.serialize import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from parsl.executors import GlobusComputeExecutor
 
 import ckptflow as cf
 from ckptflow.errors import (
@@ -110,6 +115,16 @@ def test_requests_are_in_order_whole_and_within_the_limit(sizes: list[int]) -> N
     for (first, last), (_, end) in itertools.pairwise(spans):
         assert last < end
         assert sum(sizes[first : last + 1]) > SUBMISSION_BYTES_MAX - 100_000  # None to spare.
+
+
+def test_an_executor_that_was_not_used_ends_without_asking_the_service() -> None:
+    class Client:
+        """Answers nothing."""
+
+    unused = executor.TaskExecutor(endpoint_id=ENDPOINT, client=Client())
+    before = threading.active_count()
+    GlobusComputeExecutor(unused).shutdown()
+    assert threading.active_count() <= before
 
 
 # --- what cannot be sent ---
@@ -316,6 +331,28 @@ def test_the_new_errors_can_be_pickled(error: Exception) -> None:
 def test_the_shipped_site_is_one_of_its_kind() -> None:
     site = load_site("globus_compute", overrides={"executor.allocation.endpoint": ENDPOINT})
     assert str(site.executor.allocation.endpoint) == ENDPOINT
+
+
+def test_the_site_file_in_the_guide_is_one(repository: Path) -> None:
+    page = (repository / "docs" / "guides" / "globus-compute.md").read_text()
+    data = tomllib.loads(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
+    site = Site.model_validate(data)
+    schema = "site_configs/globus_compute_endpoint/user_config_schema.json"
+    jsonschema.validate(
+        site.executor.allocation.options, json.loads((repository / schema).read_text())
+    )
+
+
+def test_the_guide_names_every_option_of_the_template(repository: Path) -> None:
+    page = (repository / "docs" / "guides" / "globus-compute.md").read_text()
+    table = page.split("| option |")[1].split("\n\n")[0]
+    named = {
+        one
+        for row in re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE)
+        for one in re.findall(r"`(\w+)`", row)
+    }
+    schema = "site_configs/globus_compute_endpoint/user_config_schema.json"
+    assert named == set(json.loads((repository / schema).read_text())["properties"])
 
 
 @pytest.mark.parametrize(

@@ -122,12 +122,13 @@ class GlobusRun(Run):
         return future
 
     def _load(self) -> Launcher:
+        executor = self._own_executor or executor_for(self._allocation)
         memoizer = self._make_memoizer()
         memoizer.start(
             run_dir=str(self.folder / PARSL), config_run_dir=str(self.folder / PARSL)
         )
         self._launcher = Launcher(
-            self._own_executor or executor_for(self._allocation),
+            executor,
             memoizer,
             self._make_retry_handler(),
             retries=self._retries,

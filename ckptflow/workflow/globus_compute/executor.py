@@ -71,6 +71,21 @@ class TaskExecutor(Executor):  # type: ignore[misc]
                     future.set_exception(error)
             raise
 
+    def _get_result_watcher(self) -> Any:
+        """Return what listens for results; nothing does if no call was ever sent.
+
+        Parsl asks for it at its end. A run whose results are all remembered would then connect
+        to the broker only to leave it.
+        """
+        return super()._get_result_watcher() if self.task_count_submitted else _Nobody()
+
+
+class _Nobody:
+    """Listens to nothing."""
+
+    def shutdown(self, **_: Any) -> None:
+        """End."""
+
 
 def executor_for(allocation: EndpointAllocation) -> TaskExecutor:
     """Return the executor for the endpoint of a site.
