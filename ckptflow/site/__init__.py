@@ -211,7 +211,17 @@ class Site(Strict):
         """Return this site with one folder or address as its only tier.
 
         Its runs lie in the folder, or else, with an address, in ``ckptflow-runs``.
+
+        Raises:
+            ConfigError: it is no address of any tier, or a folder that an endpoint lacks.
         """
+        relative = "://" not in str(store) and not Path(store).expanduser().is_absolute()
+        if self.executor.kind == "globus_compute" and relative:
+            raise ConfigError(
+                f"The store {str(store)!r} is a relative folder, which an endpoint does not "
+                f"have: give the absolute path of one that both sides see, or an address such "
+                f"as s3://bucket."
+            )
         tier = model_at(store, name="store", level=SHARED_LEVEL)
         update = {
             "tiers": (tier,),

@@ -59,11 +59,6 @@ def run(
         changed["executor.allocation.endpoint"] = endpoint
     place = os.environ.get("CKPTFLOW_STORE") or store
     chosen = load_site(os.environ.get("CKPTFLOW_SITE") or site, overrides=changed)
-    if place and "://" not in str(place) and not Path(place).is_absolute():
-        raise ConfigError(
-            f"store={str(place)!r} is a relative folder, which an endpoint does not have: give "
-            f"the absolute path of one that both sides see, or an address such as s3://bucket."
-        )
     return GlobusRun(
         os.environ.get("CKPTFLOW_RUN") or name,
         chosen.with_store(place) if place else chosen.at(Path.cwd()),
