@@ -170,11 +170,13 @@ def test_results_come_back() -> None:
 
 def test_a_stop_in_time_comes_back_with_its_steps() -> None:
     def stops() -> None:
-        raise Preempted("stopped", task="r/t", step=7, resumed_step=3)
+        raise Preempted("stopped", task="r/t", step=7, resumed_step=3, block="2", started=False)
 
     with pytest.raises(Preempted, match="stopped") as caught:
         answered(stops)
-    assert (caught.value.task, caught.value.step, caught.value.resumed_step) == ("r/t", 7, 3)
+    stop = caught.value
+    assert (stop.task, stop.step, stop.resumed_step) == ("r/t", 7, 3)
+    assert (stop.started, stop.block) == (False, None)  # Blocks are the endpoint's business.
 
 
 def test_errors_come_back_with_their_causes() -> None:
@@ -248,6 +250,7 @@ def spec_of(store: Path) -> bytes:
         home=("elsewhere", 1),
         alone=True,
         note=lambda *_args, **_fields: None,
+        trail=store.parent / "trail",
     )
     return tasks.spec_for(saves)
 

@@ -25,7 +25,7 @@ from parsl.executors.high_throughput.executor import (
 
 from ckptflow.errors import ConfigError, WorkflowError
 from ckptflow.site import Site
-from ckptflow.site.executor import EndpointAllocation, ExecutorModel, LocalAllocation
+from ckptflow.site.executor import EndpointAllocation, ExecutorModel, SlurmAllocation
 from ckptflow.workflow.blocks.monitoring import monitoring_of
 from ckptflow.workflow.blocks.providers import provider_of
 from ckptflow.workflow.blocks.rescue import rescue_environment
@@ -107,7 +107,7 @@ def leader_command(model: ExecutorModel, pool: str, *, rescue: bool) -> str:
 def _stop_signals(model: ExecutorModel) -> tuple[str, ...]:
     """Return the signals that tasks take for a reason to stop."""
     allocation = model.allocation
-    if isinstance(allocation, LocalAllocation):
+    if not isinstance(allocation, SlurmAllocation):
         return ("TERM", "USR1", "USR2")
     return tuple(dict.fromkeys(["TERM", allocation.stop_signal]))
 

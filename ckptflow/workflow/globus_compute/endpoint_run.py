@@ -130,6 +130,6 @@ class GlobusRun(Run):
         )
         return self._launcher
 
-    def _stop(self) -> None:
-        super()._stop()
+    def _stop(self, *, in_peace: bool) -> None:
+        super()._stop(in_peace=in_peace)
         self._launcher = None

@@ -5,10 +5,12 @@ stopped in time from one that failed. So the worker never raises: it returns an 
 ``status``, and this side makes a result or an exception of it again.
 
     finished    ``value``: the result, packed
-    preempted   ``task``, ``step``, ``resumed_step``, ``text``: its state is saved
+    preempted   ``task``, ``step``, ``resumed_step``, ``started``, ``text``: its state is saved
     failed      ``text``, ``type_name``, ``traceback``, and ``error``, packed, if it could be
     too-large   ``text``: there is a result, but the service does not carry it
     refused     ``text``: the worker does not fit the call, and did not run it
+
+On which block a task stopped is not told: blocks are the endpoint's, which looks after them.
 
 ``tests/unit/test_globus_compute.py``, ``tests/process/test_globus_compute.py``.
 """
@@ -73,6 +75,7 @@ def of_error(error: BaseException, *, task: str) -> dict[str, Any]:
             "task": original.task,
             "step": original.step,
             "resumed_step": original.resumed_step,
+            "started": original.started,
             "text": str(original),
         }
     blob = carried.blob
@@ -115,6 +118,7 @@ def opened(outcome: Mapping[str, Any]) -> Any:
                 task=fields["task"],
                 step=fields["step"],
                 resumed_step=fields["resumed_step"],
+                started=fields["started"],
             )
         case {"status": "failed", "text": text, **fields}:
             summary = RemoteTaskError(

@@ -20,7 +20,7 @@ from typing import Any
 from parsl.app.errors import RemoteExceptionWrapper
 
 from ckptflow.workflow.attempt import TaskSpec
-from ckptflow.workflow.deadline import ENDS_AT
+from ckptflow.workflow.blocks.time_left import ENDS_AT
 from ckptflow.workflow.globus_compute import calls, outcomes
 from ckptflow.workflow.globus_compute.stores import other_stores
 from ckptflow.workflow.identity import CKPT
