@@ -34,6 +34,7 @@ LIMIT_S = 240.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("globus_endpoint"),
+    pytest.mark.timeout(900),  # Processes by the dozen; on a busy machine each takes its time.
     pytest.mark.skipif(broker.MISSING is not None, reason=str(broker.MISSING)),
 ]
 

@@ -10,10 +10,11 @@ handler and the bookkeeping of `Tasks` are those of any other run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, InvalidStateError, wait
 from typing import TYPE_CHECKING, Any
 
 from parsl.dataflow.taskrecord import TaskRecord
@@ -82,11 +83,14 @@ class Launcher:
         future.set_running_or_notify_cancel()
         with self._guard:
             self._open.add(future)
-        future.add_done_callback(self._forget)
         return future
 
     def start(self, future: TaskFuture) -> None:
-        """Begin the first try of a task; whoever follows its future does so by now."""
+        """Begin the first try of a task; whoever follows its future does so by now.
+
+        So a task is open until they have been told of its end, too.
+        """
+        future.add_done_callback(self._forget)
         self._try(future.task_record)
 
     def wait_for_current_tasks(self) -> None:
@@ -125,7 +129,8 @@ class Launcher:
             return
         error = done.exception()
         if error is None:
-            self._memoizer.update_memo_result(record, done.result())
+            if not self._closed:
+                self._memoizer.update_memo_result(record, done.result())
             _end(record["app_fu"], done)
         elif isinstance(error, Exception):
             self._try_failed(record, error)
@@ -145,9 +150,8 @@ class Launcher:
         self._try(record)
 
     def _fail(self, record: TaskRecord, error: BaseException) -> None:
-        future = record["app_fu"]
-        if not future.done():
-            future.set_exception(error)
+        with contextlib.suppress(InvalidStateError):  # It was given up meanwhile.
+            record["app_fu"].set_exception(error)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._guard:
@@ -155,5 +159,5 @@ class Launcher:
 
 
 def _end(future: Future[Any], source: Future[Any]) -> None:
-    if not future.done():
+    with contextlib.suppress(InvalidStateError):  # It was given up meanwhile.
         future.set_result(source.result())
