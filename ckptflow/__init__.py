@@ -75,7 +75,12 @@ _HOMES = {
     "run": "workflow.run",
 }
 
-_FACES = ("huggingface", "lightning", "torch")  # Modules for what may not be installed.
+_FACES = {  # Modules for what may not be installed.
+    "globus_compute": "ckptflow.workflow.globus_compute",
+    "huggingface": "ckptflow.huggingface",
+    "lightning": "ckptflow.lightning",
+    "torch": "ckptflow.torch",
+}
 
 __all__ = [
     "BestOf",
@@ -115,7 +120,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _FACES:
-        return importlib.import_module(f"ckptflow.{name}")
+        return importlib.import_module(_FACES[name])
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckptflow' has no attribute {name!r}")

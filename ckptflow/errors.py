@@ -2,8 +2,9 @@
 
 CheckpointError
 ├── ConfigError             fix the site file or the arguments          (also ValueError)
-│   └── StateError              the state cannot be saved, or does not fit the checkpoint
-│       └── ReplicasDiffer          what is called replicated is not alike on all ranks
+│   ├── StateError              the state cannot be saved, or does not fit the checkpoint
+│   │   └── ReplicasDiffer          what is called replicated is not alike on all ranks
+│   └── TooLarge                a call or a result is more than the service carries
 ├── NotFoundError           nothing of that name: start from step 0 (also KeyError)
 ├── TierError               the place failed: use another copy or another tier
 │   ├── TierUnavailable         may pass when tried again
@@ -24,6 +25,7 @@ CheckpointError
     ├── Preempted               state is saved; run the task again to go on
     ├── TaskExited              the task called sys.exit or was interrupted
     ├── RemoteTaskError         the task raised something this side cannot import
+    ├── TaskLost                what ran the task was lost, and no fault of the task's
     ├── LoaderFailed            what loads its data has died, or does not answer
     └── RunLocked               another process is running this workflow
 
@@ -71,6 +73,15 @@ class ReplicasDiffer(StateError):
     """
 
     kind = "replicas-differ"
+
+
+class TooLarge(ConfigError):
+    """A call or a result is more than the service between workflow and worker carries.
+
+    Pass a reference instead: ``ckpt.export(state)``. Another try would be as large.
+    """
+
+    kind = "too-large"
 
 
 class NotFoundError(CheckpointError, KeyError):
@@ -247,6 +258,12 @@ class RemoteTaskError(WorkflowError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),), vars(self))
+
+
+class TaskLost(WorkflowError):
+    """A worker, a node or an allocation was lost with the task on it. It may run again."""
+
+    kind = "task-lost"
 
 
 class LoaderFailed(WorkflowError):

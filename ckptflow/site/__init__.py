@@ -154,10 +154,28 @@ class Site(Strict):
                 f"set agent = true in [flush]"
             )
         in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
-        if self.executor.kind == "htex" and in_memory:
+        if self.executor.kind != "threads" and in_memory:
             raise ValueError(
                 "what is in memory is lost with its process or its node, and not seen by "
                 "other nodes; give the site a tier outside of memory, too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_sees_the_tiers(self) -> Site:
+        if self.executor.kind != "globus_compute":
+            return self
+        for tier in self.tiers:
+            if tier.folder is not None and not tier.folder.is_absolute():
+                raise ValueError(
+                    f"tier {tier.name!r} lies in {str(tier.folder)!r}, below the folder in "
+                    f"which the workflow is started; an endpoint has no such folder: give "
+                    f"the absolute path of one that both see, or a bucket"
+                )
+        if all(tier.level < SHARED_LEVEL for tier in self.tiers):
+            raise ValueError(
+                "no tier is seen by both the endpoint and the workflow: give the site one of "
+                f"level {SHARED_LEVEL} or higher"
             )
         return self
 
@@ -193,7 +211,17 @@ class Site(Strict):
         """Return this site with one folder or address as its only tier.
 
         Its runs lie in the folder, or else, with an address, in ``ckptflow-runs``.
+
+        Raises:
+            ConfigError: it is no address of any tier, or a folder that an endpoint lacks.
         """
+        relative = "://" not in str(store) and not Path(store).expanduser().is_absolute()
+        if self.executor.kind == "globus_compute" and relative:
+            raise ConfigError(
+                f"The store {str(store)!r} is a relative folder, which an endpoint does not "
+                f"have: give the absolute path of one that both sides see, or an address such "
+                f"as s3://bucket."
+            )
         tier = model_at(store, name="store", level=SHARED_LEVEL)
         update = {
             "tiers": (tier,),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
+from uuid import UUID
 
 from pydantic import Field, model_validator
 
@@ -61,15 +62,27 @@ class SlurmAllocation(Blocks):
     command_timeout_s: Annotated[Seconds, Field(alias="command_timeout", ge=1)] = 20.0
 
 
+class EndpointAllocation(Strict):
+    """An endpoint of Globus Compute, which gets nodes as its own template says."""
+
+    provider: Literal["globus_compute"]
+    endpoint: UUID | None = None
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    resources: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
 Allocation: TypeAlias = Annotated[
-    LocalAllocation | SlurmAllocation, Field(discriminator="provider")
+    LocalAllocation | SlurmAllocation | EndpointAllocation, Field(discriminator="provider")
 ]
 
 
 class ExecutorModel(Strict):
-    """How tasks run: ``htex`` is worker processes, ``threads`` threads of the script itself."""
+    """How tasks run: ``htex`` is worker processes, ``threads`` threads of the script itself.
 
-    kind: Literal["htex", "threads"] = "htex"
+    With ``globus_compute`` an endpoint runs them, wherever it is.
+    """
+
+    kind: Literal["htex", "threads", "globus_compute"] = "htex"
     allocation: Allocation = LocalAllocation()
     workers: Annotated[int, Field(ge=1)] = 2
     address: str | None = None
@@ -86,7 +99,7 @@ class ExecutorModel(Strict):
     @property
     def tasks_are_alone(self) -> bool:
         """Whether each task has a process to itself while it runs."""
-        return self.kind == "htex" or self.workers == 1
+        return self.kind != "threads" or self.workers == 1
 
     @model_validator(mode="after")
     def _times_fit(self) -> ExecutorModel:
@@ -109,7 +122,12 @@ class ExecutorModel(Strict):
                 f"threads run in the script itself; workers on nodes of "
                 f"{self.allocation.provider} are of kind htex"
             )
-        if self.allocation.provider != "local" and self.walltime_s is None:
+        if (self.kind == "globus_compute") != (self.allocation.provider == "globus_compute"):
+            raise ValueError(
+                f"kind globus_compute and provider globus_compute belong together; they are "
+                f"{self.kind} and {self.allocation.provider}"
+            )
+        if self.allocation.provider == "slurm" and self.walltime_s is None:
             raise ValueError(
                 f"an allocation of {self.allocation.provider} needs a walltime in [executor]"
             )

@@ -79,6 +79,7 @@ class App:
         packing: how to store it, if the app says so.
         capture: what a save copies, if the app says so.
         policy: name of a policy of the site, if the app names one.
+        parsl: the app as Parsl knows it.
     """
 
     def __init__(
@@ -113,11 +114,11 @@ class App:
             "ignore_for_cache": [*(ignore_for_cache or ()), CKPT],
         }
         if kind is TaskCommand:
-            self._parsl = BashApp(function, **parsl_options)
+            self.parsl = BashApp(function, **parsl_options)
             # Parsl runs the command around the function; ours does so, within an attempt.
-            self._parsl.wrapped_remote_function = wrap_error(self.function)
+            self.parsl.wrapped_remote_function = wrap_error(self.function)
         else:
-            self._parsl = PythonApp(self.function, **parsl_options)
+            self.parsl = PythonApp(self.function, **parsl_options)
 
     def __repr__(self) -> str:
         return f"<ckptflow app {self.function.name}>"
@@ -132,10 +133,7 @@ class App:
             raise ConfigError(
                 f"{self.function.name}() gets `ckpt` from ckptflow; leave it out."
             )
-        run = current_run(self.function.name)
-        future = self._parsl(*args, **{**kwargs, CKPT: run.tasks.spec_for(self)})
-        run.tasks.follow(future, self)
-        return future
+        return current_run(self.function.name).submit(self, *args, **kwargs)
 
 
 @overload

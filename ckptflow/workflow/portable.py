@@ -41,7 +41,7 @@ class ErrorParcel(Exception):
         super().__init__(str(summary))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_error, (self.blob, self.summary))
+        return (open_error, (self.blob, self.summary))
 
 
 class ResultParcel:
@@ -146,7 +146,8 @@ def _put_together(parts: tuple[BaseException, Any]) -> BaseException:
     return error
 
 
-def _open_error(blob: bytes | None, summary: RemoteTaskError) -> BaseException:
+def open_error(blob: bytes | None, summary: RemoteTaskError) -> BaseException:
+    """Return the exception of a parcel, or its summary if it cannot be rebuilt here."""
     if blob is None:
         return summary
     try:

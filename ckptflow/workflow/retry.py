@@ -42,6 +42,7 @@ from ckptflow.errors import (
     FormatError,
     Preempted,
     RemoteTaskError,
+    TaskLost,
 )
 
 FREE, LITTLE, FULL, GIVE_UP = 0.0, 0.1, 1.0, float("inf")
@@ -52,7 +53,7 @@ LOSSES_FOR_LITTLE = 3
 # So often in a row a task may be turned away by blocks that end; then they could not be held.
 TURNS_FOR_NOTHING = 20
 
-LOST = (WorkerLost, ManagerLost)
+LOST = (WorkerLost, ManagerLost, TaskLost)
 MISTAKES = (
     TypeError,
     NameError,

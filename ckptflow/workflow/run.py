@@ -26,11 +26,12 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
+from parsl.dataflow.futures import AppFuture
 
 from ckptflow.checkpointer import CheckpointWarning
 from ckptflow.errors import CheckpointError, ConfigError
@@ -38,10 +39,12 @@ from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
 from ckptflow.workflow import active, journal
+from ckptflow.workflow.apps import App
 from ckptflow.workflow.blocks.abandoned import CLEARED, cancel_blocks, find_blocks
 from ckptflow.workflow.blocks.config import build_config
 from ckptflow.workflow.blocks.following import Blocks
 from ckptflow.workflow.deadline import Deadline, stop_tasks_here
+from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.journal import Journal
 from ckptflow.workflow.leftovers import GRACE_S, STOP_GRACE_S, end_leftovers, mark
 from ckptflow.workflow.lock import RunLock
@@ -209,6 +212,13 @@ class Run:
         for text in self._summary.failures:
             warnings.warn(f"run {self.name}: {text}", CheckpointWarning, stacklevel=2)
 
+    def submit(self, app: App, *args: Any, **kwargs: Any) -> AppFuture:
+        """Submit a task of an app; calling the app does the same."""
+        spec = self.tasks.spec_for(app)
+        future = app.parsl(*args, **{**kwargs, CKPT: spec})
+        self.tasks.follow(future, app)
+        return future
+
     def summary(self) -> RunSummary:
         """Return what became of the tasks so far; complete once the run is over."""
         return self._summary or self._count_up()
@@ -244,12 +254,9 @@ class Run:
         if executor.kind == "threads" and executor.walltime_s is not None:
             self.tasks.ends_at_s = time.time() + executor.walltime_s
         before = list(_parsl_log.handlers)
-        config = self._own_config or self._make_config()
-        self._blocks.record(config.executors)
-        self._dfk = parsl.load(config)
+        self._dfk = self._load()
         self._log_handlers = [one for one in _parsl_log.handlers if one not in before]
         self._blocks.follow(self._dfk.executors)
-        self._note("parsl-started", folder=self._dfk.run_dir, run_id=self._dfk.run_id)
         self._watch = Watch(
             self._dfk.executors,
             renew=self._lock.renew,
@@ -274,24 +281,38 @@ class Run:
         self._blocks.look()
         self._blocks.look_at_managers()
 
+    def _load(self) -> DataFlowKernel:
+        """Start what runs the tasks."""
+        config = self._own_config or self._make_config()
+        self._blocks.record(config.executors)
+        dfk = parsl.load(config)
+        self._note("parsl-started", folder=dfk.run_dir, run_id=dfk.run_id)
+        return dfk
+
     def _make_config(self) -> Config:
-        self._memoizer = self.tasks.memoizer = DurableMemoizer(
-            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self.tasks.launched
-        )
         return build_config(
             self.site,
             run_dir=self.folder / PARSL,
             retries=self._retries,
-            retry_handler=RetryHandler(
-                self._user_handler,
-                progress=self.tasks.newest_step,
-                notice=self.tasks.try_failed,
-                is_over=self._is_over,
-                hold=lambda task, block, why: self._blocks.hold(task["executor"], block, why),
-                was_ending=self._blocks.was_ending,
-            ),
-            memoizer=self._memoizer,
+            retry_handler=self._make_retry_handler(),
+            memoizer=self._make_memoizer(),
             environment={**mark(self.folder, self.session), **_script_modules()},
+        )
+
+    def _make_memoizer(self) -> DurableMemoizer:
+        self._memoizer = self.tasks.memoizer = DurableMemoizer(
+            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self.tasks.launched
+        )
+        return self._memoizer
+
+    def _make_retry_handler(self) -> RetryHandler:
+        return RetryHandler(
+            self._user_handler,
+            progress=self.tasks.newest_step,
+            notice=self.tasks.try_failed,
+            is_over=self._is_over,
+            hold=lambda task, block, why: self._blocks.hold(task["executor"], block, why),
+            was_ending=self._blocks.was_ending,
         )
 
     def _stop(self, *, in_peace: bool) -> None:

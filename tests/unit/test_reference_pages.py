@@ -16,7 +16,12 @@ from ckptflow.flush import Flushing
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.site import FlushModel, PolicyModel, Site
-from ckptflow.site.executor import ExecutorModel, LocalAllocation, SlurmAllocation
+from ckptflow.site.executor import (
+    EndpointAllocation,
+    ExecutorModel,
+    LocalAllocation,
+    SlurmAllocation,
+)
 from ckptflow.site.tiers import TIER_KINDS, AnyTier
 from ckptflow.units import parse_seconds
 
@@ -28,6 +33,7 @@ SECTIONS = {
     "`[executor]`": ExecutorModel,
     '`[executor.allocation]` with `provider = "local"`': LocalAllocation,
     '`[executor.allocation]` with `provider = "slurm"`': SlurmAllocation,
+    '`[executor.allocation]` with `provider = "globus_compute"`': EndpointAllocation,
     "`[flush]`": FlushModel,
     "`[policy]`": PolicyModel,
     **{f"`[[tiers]]` of kind `{kind}`": model for kind, model in TIER_KINDS.items()},

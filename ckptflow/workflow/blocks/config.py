@@ -17,14 +17,15 @@ from typing import Any
 from parsl.config import Config
 from parsl.dataflow.memoization import Memoizer
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.executor import (
     DEFAULT_INTERCHANGE_LAUNCH_CMD,
     DEFAULT_LAUNCH_CMD,
 )
 
-from ckptflow.errors import WorkflowError
+from ckptflow.errors import ConfigError, WorkflowError
 from ckptflow.site import Site
-from ckptflow.site.executor import ExecutorModel, LocalAllocation
+from ckptflow.site.executor import EndpointAllocation, ExecutorModel, SlurmAllocation
 from ckptflow.workflow.blocks.monitoring import monitoring_of
 from ckptflow.workflow.blocks.providers import provider_of
 from ckptflow.workflow.blocks.rescue import rescue_environment
@@ -106,16 +107,18 @@ def leader_command(model: ExecutorModel, pool: str, *, rescue: bool) -> str:
 def _stop_signals(model: ExecutorModel) -> tuple[str, ...]:
     """Return the signals that tasks take for a reason to stop."""
     allocation = model.allocation
-    if isinstance(allocation, LocalAllocation):
+    if not isinstance(allocation, SlurmAllocation):
         return ("TERM", "USR1", "USR2")
     return tuple(dict.fromkeys(["TERM", allocation.stop_signal]))
 
 
 def _executor(
     model: ExecutorModel, environment: Mapping[str, str], rescue: Mapping[str, str]
-) -> HighThroughputExecutor | ThreadPoolExecutor:
+) -> ParslExecutor:
     if model.kind == "threads":
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
+    if isinstance(model.allocation, EndpointAllocation):
+        return _on_endpoint(model.allocation)
     return HighThroughputExecutor(
         label="htex",
         provider=provider_of(model, worker_init(model, {**environment, **rescue})),
@@ -134,6 +137,20 @@ def _executor(
         block_error_handler=give_up_after(model.failed_blocks_max),
         encrypted=model.encrypted,
     )
+
+
+def _on_endpoint(allocation: EndpointAllocation) -> ParslExecutor:
+    """Return Parsl's executor for Globus Compute, around ours."""
+    try:
+        from ckptflow.workflow.globus_compute.executor import executor_for
+    except ImportError as error:
+        raise ConfigError(
+            f"A site of kind globus_compute needs the SDK ({error}): pip install "
+            f"'ckptflow[globus]'."
+        ) from error
+    from parsl.executors import GlobusComputeExecutor
+
+    return GlobusComputeExecutor(executor_for(allocation), label="globus_compute")
 
 
 def _address(model: ExecutorModel) -> str | None:

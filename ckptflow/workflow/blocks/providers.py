@@ -13,7 +13,12 @@ from parsl.launchers import SimpleLauncher, SingleNodeLauncher, SrunLauncher
 from parsl.launchers.base import Launcher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from ckptflow.site.executor import ExecutorModel, LocalAllocation, SlurmAllocation
+from ckptflow.site.executor import (
+    EndpointAllocation,
+    ExecutorModel,
+    LocalAllocation,
+    SlurmAllocation,
+)
 from ckptflow.units import GIB
 
 
@@ -25,6 +30,7 @@ def provider_of(model: ExecutorModel, worker_init: str) -> Any:
         worker_init: shell lines that run in an allocation before its workers start.
     """
     allocation = model.allocation
+    assert not isinstance(allocation, EndpointAllocation), "an endpoint gets its own nodes"
     if isinstance(allocation, LocalAllocation):
         return LocalProvider(
             launcher=SingleNodeLauncher(),
