@@ -24,6 +24,7 @@ CheckpointError
     ├── Preempted               state is saved; run the task again to go on
     ├── TaskExited              the task called sys.exit or was interrupted
     ├── RemoteTaskError         the task raised something this side cannot import
+    ├── RankLost                a rank of the task died: the others were ended, run it again
     ├── LoaderFailed            what loads its data has died, or does not answer
     └── RunLocked               another process is running this workflow
 
@@ -243,6 +244,22 @@ class RemoteTaskError(WorkflowError):
         self, message: str, *, type_name: str = "", remote_traceback: str = ""
     ) -> None:
         self.type_name, self.remote_traceback = type_name, remote_traceback
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), vars(self))
+
+
+class RankLost(WorkflowError):
+    """A process of a task that runs on several has died, or never came; the others were ended.
+
+    ``rank`` is its number, or -1 where it is not one of them but what started them.
+    """
+
+    kind = "rank-lost"
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        self.rank = rank
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -164,6 +164,7 @@ class Run:
             alone=config is None and site.executor.tasks_are_alone,
             note=self._note,
             trail=self.folder / TRAIL,
+            has_own_config=config is not None,
         )
 
     def __repr__(self) -> str:
