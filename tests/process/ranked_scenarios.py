@@ -154,7 +154,22 @@ def elastic(folder):
     return found, run
 
 
-SCENARIOS = {"misfortunes": misfortunes, "hangs": hangs, "elastic": elastic}
+def torchrun(folder):
+    """A rank dies, and torchrun starts all of them again within the task."""
+    line = "{python} -m torch.distributed.run --nproc-per-node=2 --max-restarts=1 "
+    line += "{here}/ranked_torch.py 6"
+    with cf.run("exp", site="local_threads", store=folder / "store", retries=0) as run:
+        app = command.on(every=1)
+        found = {"torch": outcome(app("torch", line, stderr=str(folder / "stderr")))}
+    return found, run
+
+
+SCENARIOS = {
+    "torchrun": torchrun,
+    "misfortunes": misfortunes,
+    "hangs": hangs,
+    "elastic": elastic,
+}
 
 
 def main(name, folder):

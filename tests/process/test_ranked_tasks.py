@@ -235,6 +235,18 @@ def test_ranks_of_a_worker_process(victim: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torchrun_starts_ranks_again_within_the_task(tmp_path: Path) -> None:
+    """Its second start is an attempt of its own, and goes on from the newest set."""
+    pytest.importorskip("torch")
+    result = ended(start("torchrun", tmp_path, OMP_NUM_THREADS="1"), tmp_path)
+    assert result.value("torch") == 0, (tmp_path / "stderr").read_text()[-2000:]
+    said = [line for line in result.told("stderr") if line[:1] == ["torch"]]
+    total = float(sum(2 * i + 10 for i in range(6)))
+    assert sorted(said) == [["torch", rank, "2", "3", str(total)] for rank in "01"]
+    assert result.task("command-name=torch")["tries"] == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["processes", "mpiexec"])
 def test_four_two_three_and_one_ranks(launcher: str, tmp_path: Path) -> None:
     path = mpiexec() if launcher == "mpiexec" else os.environ["PATH"]
