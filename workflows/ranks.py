@@ -9,7 +9,7 @@ its own rows, as a box of the plate, so the task goes on with any number of rank
 a digest of the last plate: the same to the bit, however often it was interrupted, and on
 however many ranks. ``tests/process/test_ranked_tasks.py``.
 
-``PLATES``, ``RANKS``, ``NODES`` and ``STEPS`` are read from the environment.
+``PLATES``, ``RANKS``, ``NODES``, ``STEPS`` and ``EVERY`` are read from the environment.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PLATES = int(os.environ.get("PLATES", "2"))
 RANKS = int(os.environ.get("RANKS", "2"))
 NODES = int(os.environ.get("NODES", "1"))
 STEPS = int(os.environ.get("STEPS", "2000"))
+EVERY = os.environ.get("EVERY", "2s")
 
 
 class Ranks(Protocol):
@@ -113,7 +114,7 @@ def advance(mine: NDArray[np.float64], above: Any, below: Any) -> None:
     mine += 0.2 * (around - 4.0 * mine)
 
 
-@cf.python_app(key=("plate",), ranks=RANKS, nodes=NODES, every="2s", replicated=["step"])
+@cf.python_app(key=("plate",), ranks=RANKS, nodes=NODES, every=EVERY, replicated=["step"])
 def cool(plate: int, steps: int, ckpt: Any) -> str:
     """Let a plate cool down; every rank calls this, with rows of its own."""
     import hashlib

@@ -256,3 +256,41 @@ def test_four_two_three_and_one_ranks(launcher: str, tmp_path: Path) -> None:
         [1, None], [2, 3], [3, 5], [4, 8],
     ]  # fmt: skip
     assert result.value("1")[2:] == result.value("straight")[2:]
+
+
+# --- the example ---
+
+
+def cooled(folder: Path, site: Path | str, **more: str) -> str:
+    """Run the example; return what it says of the plate."""
+    script = HERE.parents[1] / "workflows" / "ranks.py"
+    words = ["-m", "ckptflow.cli", "run", str(script), "--site", str(site)]
+    done = subprocess.run(
+        [sys.executable, *words, "--store", str(folder)],
+        env=environment(PLATES="1", EVERY="10", OMP_NUM_THREADS="1", **more),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_with_other_ranks_and_another_launcher(tmp_path: Path) -> None:
+    """Rows that two ranks had are three ranks' of MPI; the plate is that of one rank alone."""
+    path = mpiexec()
+    site = tmp_path / "mpi.toml"
+    text = (HERE.parents[1] / "site_configs" / "local_threads.toml").read_text()
+    executor = '[executor]\nrank_launcher = "mpiexec"'
+    site.write_text(text.replace("[executor]", executor).replace("local_threads", "mpi"))
+    cooled(tmp_path / "store", "local_threads", RANKS="2", STEPS="30")
+    three = cooled(tmp_path / "store", site, RANKS="3", STEPS="60", PATH=path)
+    assert three == cooled(tmp_path / "other", "local_threads", RANKS="1", STEPS="60")
+    sets = ShardSets(
+        [PosixTier(tmp_path / "store", level=3)], LineageId("plates", "cool-plate=0")
+    )
+    ends = [one.end or {} for one in sets.lineage.attempts()]
+    assert [end["resumed_step"] for end in ends] == [None, 30]
+    assert [end["ranks"] for end in ends] == [2, 3]
