@@ -29,6 +29,7 @@ from ckptflow.store.packing import Packing, parse_packing
 from ckptflow.workflow.active import current_run
 from ckptflow.workflow.attempt import TaskFunction
 from ckptflow.workflow.command import TaskCommand, attach
+from ckptflow.workflow.external import CodeOptions, parse_code
 from ckptflow.workflow.identity import CKPT, identity_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class Options(TypedDict, total=False):
     policy: str | None
 
 
+class BashOptions(Options, CodeOptions):
+    """What a bash app may say: `Options`, and `CodeOptions` of files that its code writes."""
+
+
 class Decorator(Protocol):
     """What a decorator called with arguments returns."""
 
@@ -79,6 +84,7 @@ class App:
         packing: how to store it, if the app says so.
         capture: what a save copies, if the app says so.
         policy: name of a policy of the site, if the app names one.
+        code: what it says of restart files that its command writes by itself, if it does.
     """
 
     def __init__(
@@ -90,13 +96,14 @@ class App:
         cache: bool = True,
         executors: Executors = "all",
         ignore_for_cache: Sequence[str] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BashOptions],
     ) -> None:
         if not inspect.isfunction(function):
             raise ConfigError(f"An app is made of a function, not of {function!r}.")
-        if unknown := sorted(set(options) - Options.__annotations__.keys()):
-            known = ", ".join(Options.__annotations__)
-            raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {known}.")
+        known = BashOptions if kind is TaskCommand else Options
+        if unknown := sorted(set(options) - known.__annotations__.keys()):
+            names = ", ".join(known.__annotations__)
+            raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {names}.")
         self.every, self.keep = options.get("every"), options.get("keep")
         self.packing, self.capture = options.get("packing"), options.get("capture")
         self.policy = options.get("policy")
@@ -106,6 +113,12 @@ class App:
         parse_capture(self.capture)
         functools.update_wrapper(self, function)
         self.function = kind(function, identity_of(function, options.get("key")))
+        self.code = parse_code(options, every=self.every)
+        if self.code is not None and not self.function.wants_checkpointer:
+            raise ConfigError(
+                f"{self.function.name}() has watch=, so it needs a parameter {CKPT!r}: "
+                f"{CKPT}.restart_arg('-r {{path}}') says where its command goes on."
+            )
         parsl_options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
@@ -196,7 +209,7 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BashOptions],
 ) -> Decorator: ...
 
 
@@ -206,12 +219,16 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BashOptions],
 ) -> App | Decorator:
     """Make a function that returns a command line an app, like ``parsl.bash_app``.
 
     If the function has a parameter ``ckpt``, the command runs within an attempt, and Python
     programs in it can `attach` themselves. The arguments are those of `python_app`.
+
+    With ``watch=``, files that the command writes by itself are its checkpoints: they are taken
+    in, and put back before the next attempt. ``ckpt`` is a `CodeTask` then, which says where to
+    go on; see `CodeOptions`.
 
     Raises:
         ConfigError: an argument makes no sense.

@@ -53,6 +53,7 @@ from ckptflow.workflow.deadline import (
     allocation_in,
     earliest,
 )
+from ckptflow.workflow.external.options import Code
 from ckptflow.workflow.identity import CKPT, Binder, Identity
 from ckptflow.workflow.portable import portable_result, raise_portable
 from ckptflow.workflow.trail import TellingCheckpointer, Trail
@@ -85,6 +86,7 @@ class TaskSpec:
         home: host and process that submitted the task.
         alone: whether tasks have the process, and so its random states, to themselves.
         trail: the folder in which attempts tell what they do, if they see it.
+        code: what the app says of restart files that its command writes by itself.
     """
 
     run: str
@@ -102,6 +104,7 @@ class TaskSpec:
     home: tuple[str, int]
     alone: bool
     trail: str | None = None
+    code: Code | None = None
 
     @property
     def is_home(self) -> bool:
@@ -372,7 +375,9 @@ def begin_attempt(
             "capture": spec.capture,
             "flush_every": spec.flush_every,
             "flushing": spec.flushing,
-            "rng": spec.alone or main,
+            # A code has no random states here, and its files are read once, not copied.
+            "rng": (spec.alone or main) and spec.code is None,
+            "budget_bytes": None if spec.code is None else 0,
             "stop": watch,
         }
 

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ from ckptflow.model import LineageId
 from ckptflow.site import PolicyModel, Site
 from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
+from ckptflow.workflow.external import Code
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.memo import DurableMemoizer
 from ckptflow.workflow.retry import LOST, Price
@@ -136,7 +138,14 @@ class Tasks:
             home=self._home,
             alone=self._alone,
             trail=str(self._trail),
+            code=self._code(app),
         )
+
+    def _code(self, app: App) -> Code | None:
+        """Return what an app says of its code, and where the tasks of this run work."""
+        if app.code is None:
+            return None
+        return replace(app.code, work=str(self._site.runs_folder / self._run / "work"))
 
     # --- how they end ---
 

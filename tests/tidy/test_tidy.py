@@ -57,6 +57,7 @@ MAY_CATCH_ALL = {
     "ckptflow/tiers/foreign_errors.py",
     "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/blocks/following.py",
+    "ckptflow/workflow/external/running.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/run.py",
