@@ -1,7 +1,7 @@
 """A code that knows nothing of ckptflow: computes, and writes restart files of its own.
 
-Each step changes a state of a few kilobytes. Every few steps it writes a restart file, in one of
-the ways of real codes: in pieces straight to its final name, or under another name that is
+Each step changes a state of a few kilobytes. Every few steps it writes a restart file, in one
+of the ways of real codes: in pieces straight to its final name, or under another name that is
 then renamed, or always over the same file. It appends to a log, which it cuts to the length
 that the restart file tells when it goes on from one. With ``--check`` it says whether a
 file is sound. Uses nothing but the standard library, so that it starts at once.
@@ -30,7 +30,8 @@ def restart_bytes(step: int, state: list[int], log_bytes: int) -> bytes:
 
 def read_restart(path: str) -> tuple[int, list[int], int]:
     data = Path(path).read_bytes()
-    body, digest, end = data[: -32 - len(END)], data[-32 - len(END) : -len(END)], data[-len(END) :]
+    body, seal = data[: -32 - len(END)], data[-32 - len(END) :]
+    digest, end = seal[:32], seal[32:]
     if not data.startswith(MAGIC) or end != END or hashlib.sha256(body).digest() != digest:
         raise SystemExit(f"{path} ({len(data)} bytes) is broken")
     step, log_bytes = struct.unpack_from("<qq", body, len(MAGIC))
@@ -47,7 +48,7 @@ def write(options: argparse.Namespace, step: int, data: bytes) -> None:
     goal = f"{name}.part" if options.rename else name
     flags = os.O_WRONLY | os.O_CREAT | (0 if options.in_place else os.O_TRUNC)
     descriptor = os.open(goal, flags, 0o644)
-    first = not os.path.exists("died")
+    first = not Path("died").exists()
     for begin in range(0, len(data), options.piece):
         piece = data[begin : begin + options.piece]
         if first and options.die_at == step and begin + len(piece) >= options.die_bytes:
@@ -58,9 +59,9 @@ def write(options: argparse.Namespace, step: int, data: bytes) -> None:
         time.sleep(options.pause)
     os.close(descriptor)
     if options.rename:
-        if options.keep_previous and os.path.exists(name):
-            os.replace(name, f"{name}.previous")
-        os.replace(goal, name)
+        if options.keep_previous and Path(name).exists():
+            Path(name).rename(f"{name}.previous")
+        Path(goal).rename(name)
 
 
 def main() -> None:
@@ -93,9 +94,9 @@ def main() -> None:
     step, state, log_bytes = 0, list(range(WORDS)), 0
     if options.restart:
         step, state, log_bytes = read_restart(options.restart)
-        assert os.path.getsize(options.log) >= log_bytes, "the log has lost what it had"
+        assert Path(options.log).stat().st_size >= log_bytes, "the log has lost what it had"
         os.truncate(options.log, log_bytes)
-    with open(options.log, "ab", buffering=0) as log:
+    with Path(options.log).open("ab", buffering=0) as log:
         sys.stdout.write(f"from {step}\n")
         sys.stdout.flush()
         while step < options.steps:
@@ -103,15 +104,15 @@ def main() -> None:
             advance(state, step)
             time.sleep(options.step_s)
             log.write(f"{step} {state[0]:x}\n".encode())
-            while step == options.wait_at and not os.path.exists(options.wait_for):
+            while step == options.wait_at and not Path(options.wait_for).exists():
                 time.sleep(0.01)
-            stop = bool(told) or (options.stop_file and os.path.exists(options.stop_file))
+            stop = bool(told) or (options.stop_file and Path(options.stop_file).exists())
             if step % options.every == 0 or step == options.steps or stop:
                 write(options, step, restart_bytes(step, state, log.tell()))
             if stop:
                 sys.stdout.write(f"stopped at {step}\n")
                 return
-    Path("final").write_bytes(restart_bytes(step, state, os.path.getsize(options.log)))
+    Path("final").write_bytes(restart_bytes(step, state, Path(options.log).stat().st_size))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ class CodeTask:
         raise ConfigError(
             f"{self.task} has the restart file {self._name} of step {self.step}, but its "
             f"command does not use it and would start from zero. Use "
-            f"ckpt.restart_arg('-r {{path}}'), or say restart_arg='' if the code finds the file by itself."
+            f"ckpt.restart_arg('-r {{path}}'), or say restart_arg='' if the code finds the "
+            f"file by itself."
         )
 
     def _filled(self, template: str) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ckptflow.workflow.attempt import Attempt
 
 _POLL_MAX_S, _POLL_MIN_S = 0.5, 0.05
+_SHOWN_BYTES = 1000
 _log = logging.getLogger("ckptflow")
 
 Function = Callable[..., Any]
@@ -127,6 +128,7 @@ class _Execution:
         if self._stopper.reason is not None:
             raise self._preempted() from self._failure
         if self._failure is not None:
+            self._failure.add_note(self._said())
             raise self._failure
         return value
 
@@ -185,6 +187,17 @@ class _Execution:
             f"export {processes.MARK}={shlex.quote(self._mark)}\n"
             f"exec setsid /bin/bash {shlex.quote(str(file))} {' '.join(outputs)} </dev/null\n"
         )
+
+    def _said(self) -> str:
+        """Return where the output of the command is, and the end of what it complained of."""
+        file = self._folder.own / "stderr"
+        try:
+            with file.open("rb") as output:
+                output.seek(max(0, file.stat().st_size - _SHOWN_BYTES))
+                text = output.read().decode(errors="replace").strip()
+        except OSError:
+            text = ""
+        return f"It ran in {self._folder.path}; its output is in {self._folder.own}. {text}"
 
     def _preempted(self) -> Exception:
         last = self._checkpointer.last_step
