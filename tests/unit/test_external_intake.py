@@ -19,6 +19,7 @@ from ckptflow.workflow.external.folder import WorkFolder, take_over
 from ckptflow.workflow.external.image import images_of_state
 from ckptflow.workflow.external.intake import Intake
 from ckptflow.workflow.external.judge import Ending
+from ckptflow.workflow.external.notices import Happened
 
 RUNNING, WELL, BADLY = Ending.RUNNING, Ending.WELL, Ending.BADLY
 END = b"END!"
@@ -129,16 +130,24 @@ def test_a_rename_is_enough_even_then(make: Any) -> None:
     case = make(stable_s=3600)
     case.write("tmp")
     (case.work.path / "tmp").rename(case.work.path / "r.10")
-    case.intake.note_renamed({"r.10", "other"})
+    case.intake.note(Happened(frozenset({"r.10", "other"})))
     assert case.look(BADLY) == 10
 
 
 def test_a_file_that_was_written_to_after_its_rename_is_not(make: Any) -> None:
     case = make(stable_s=3600)
     case.write("r.10")
-    case.intake.note_renamed({"r.10"})
+    case.intake.note(Happened(frozenset({"r.10"})))
     case.write("r.10", b"longer than it was")
     assert case.look(BADLY) is None
+
+
+def test_a_file_that_was_closed_and_can_be_checked_is_taken_at_once(make: Any) -> None:
+    case = make(stable_s=3600, ends_with=END)
+    case.write("r.10")
+    assert case.look() is None
+    case.intake.note(Happened(closed=frozenset({"r.10"})))
+    assert case.look() == 10
 
 
 def test_the_command_decides(make: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptflow.workflow.external import notices
-from ckptflow.workflow.external.notices import Notices
+from ckptflow.workflow.external.notices import Happened, Notices
 
 LONG_S = 60.0
 
@@ -22,18 +22,20 @@ def test_a_wait_ends_when_a_file_is_written_or_renamed(tmp_path: Path, way: str)
     else:
         (tmp_path / "old").rename(tmp_path / "new")
     renamed = told.wait(LONG_S)  # The test's own limit would end it.
-    assert renamed == ({"new"} if way == "rename" else set())
+    assert renamed == (
+        Happened({"new"}, set()) if way == "rename" else Happened(set(), {"new"})
+    )
     told.close()
 
 
 def test_the_folder_may_come_later(tmp_path: Path) -> None:
     told = Notices(tmp_path / "out")
-    assert told.wait(0) == set()
+    assert told.wait(0) == Happened()
     (tmp_path / "out").mkdir()
-    assert told.wait(0) == set()  # From here on it is watched.
+    assert told.wait(0) == Happened()  # From here on it is watched.
     (tmp_path / "x").write_bytes(b"1")
     (tmp_path / "x").rename(tmp_path / "out" / "r.1")
-    assert told.wait(LONG_S) == {"r.1"}
+    assert told.wait(LONG_S).renamed == {"r.1"}
     told.close()
 
 
@@ -58,9 +60,9 @@ def test_without_inotify_waits_end_by_the_clock(
     monkeypatch.setattr(notices, "INotify", none)
     told = Notices(tmp_path)
     (tmp_path / "new").write_bytes(b"2")
-    assert told.wait(0.01) == set()
+    assert told.wait(0.01) == Happened()
     told.wake()
-    assert told.wait(LONG_S) == set()
+    assert told.wait(LONG_S) == Happened()
     told.close()
 
 
@@ -73,5 +75,5 @@ def test_a_watch_that_is_refused_is_done_without(
     monkeypatch.setattr(notices.INotify, "add_watch", refuse)
     told = Notices(tmp_path)
     (tmp_path / "new").write_bytes(b"2")
-    assert told.wait(0.01) == set()
+    assert told.wait(0.01) == Happened()
     told.close()

@@ -32,6 +32,7 @@ from ckptflow.workflow.external.names import (
     is_glob,
     with_step,
 )
+from ckptflow.workflow.external.notices import Happened
 from ckptflow.workflow.external.options import Code
 from ckptflow.workflow.external.processes import is_written_by, mark_of
 
@@ -88,22 +89,28 @@ class Intake:
         self._mark = mark_of(folder.path, folder.attempt)
         self._since: dict[str, tuple[Sight, float]] = {}
         self._renamed: dict[str, Sight] = {}
+        self._closed: dict[str, Sight] = {}
         self._bad: dict[str, Sight] = {}
         self._not_due: Candidate | None = None
         self._told: set[str] = set()
         self._last_images: tuple[str, Images] | None = None
         self.refused: str | None = None
+        self._refused_step = 0
         self.failures: list[str] = []
         self.taken = 0
 
-    def note_renamed(self, names: set[str]) -> None:
-        """Remember that files came by a rename, as they look now."""
-        for name in names:
-            if self._watched.step_of(name) is not None:
-                path = self._watched.path_of(name)
-                sight = self._look(path)
-                if sight is not None:
-                    self._renamed[path] = sight
+    def note(self, happened: Happened) -> None:
+        """Remember what happened to files, as they look now."""
+        for names, known in (
+            (happened.renamed, self._renamed),
+            (happened.closed, self._closed),
+        ):
+            for name in names:
+                if self._watched.step_of(name) is not None:
+                    path = self._watched.path_of(name)
+                    sight = self._look(path)
+                    if sight is not None:
+                        known[path] = sight
 
     def look(self, ending: Ending, *, keep: bool = False) -> Candidate | None:
         """Take in the newest complete file that is newer than the last checkpoint.
@@ -118,8 +125,10 @@ class Intake:
         Raises:
             FencedError: a newer attempt has taken over.
         """
+        begun_ns = self._newest_ns()
         for one in self.candidates():
-            verdict = self._judged(one, ending)
+            followed = self._watched.has_step and one.sight.mtime_ns < begun_ns
+            verdict = self._judged(one, ending, followed=followed)
             if verdict.finding is Finding.WAIT:
                 continue
             if verdict.finding is Finding.TORN:
@@ -191,7 +200,12 @@ class Intake:
         self._not_due = one
         return False
 
-    def _judged(self, one: Candidate, ending: Ending) -> Verdict:
+    def _newest_ns(self) -> int:
+        """Return when the newest of all restart files was last written to."""
+        sights = (self._look(self._watched.path_of(name)) for name, _ in self.listed())
+        return max((sight.mtime_ns for sight in sights if sight is not None), default=0)
+
+    def _judged(self, one: Candidate, ending: Ending, *, followed: bool = False) -> Verdict:
         now_s = time.monotonic()
         before = self._since.get(one.name)
         if before is None or before[0] != one.sight:
@@ -200,6 +214,8 @@ class Intake:
             one.sight.size_bytes,
             now_s - before[1],
             renamed=self._renamed.get(one.name) == one.sight,
+            closed=self._closed.get(one.name) == one.sight,
+            followed=followed,
         )
         code = self._code
         verdict = judge(seen, ending, stable_s=code.stable_s, is_checked=code.is_checked)
@@ -312,8 +328,10 @@ class Intake:
 
     def _refuse(self, one: Candidate, reason: str) -> None:
         self._bad[one.name] = one.sight
-        self.refused = f"{one.name} was not taken in: {reason}"
-        _log.warning("%s: %s", self._checkpointer.task, self.refused)
+        text = f"{one.name} was not taken in: {reason}"
+        _log.warning("%s: %s", self._checkpointer.task, text)
+        if self.refused is None or one.step >= self._refused_step:
+            self.refused, self._refused_step = text, one.step
 
     def fail(self, text: str) -> None:
         """Note a failure that nobody else would hear of."""

@@ -14,8 +14,22 @@ import select
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from inotify_simple import INotify, flags
+
+
+class Happened(NamedTuple):
+    """The names of files that something happened to.
+
+    Attributes:
+        renamed: they came by a rename.
+        closed: somebody who had written to them has closed them.
+    """
+
+    renamed: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+
 
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO
 _log = logging.getLogger("ckptflow")
@@ -42,8 +56,8 @@ class Notices:
             _log.info("No inotify for %s (%s); it is looked at instead.", folder, error)
         self._watch()
 
-    def wait(self, timeout_s: float) -> set[str]:
-        """Return after something happened, or the time; with the names that files came to."""
+    def wait(self, timeout_s: float) -> Happened:
+        """Return after something happened, or the time."""
         self._watch()
         end_s = time.monotonic() + timeout_s
         while (left_s := end_s - time.monotonic()) > 0:
@@ -52,7 +66,7 @@ class Notices:
                 break
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        return self._renamed()
+        return self._read()
 
     def wake(self) -> None:
         """Let whoever waits return at once; may be called from any thread."""
@@ -77,9 +91,11 @@ class Notices:
         else:
             self._is_watched = True
 
-    def _renamed(self) -> set[str]:
+    def _read(self) -> Happened:
         if self._inotify is None:
-            return set()
-        return {
-            event.name for event in self._inotify.read(timeout=0) if event.mask & flags.MOVED_TO
-        }
+            return Happened()
+        events = list(self._inotify.read(timeout=0))
+        return Happened(
+            frozenset(event.name for event in events if event.mask & flags.MOVED_TO),
+            frozenset(event.name for event in events if event.mask & flags.CLOSE_WRITE),
+        )

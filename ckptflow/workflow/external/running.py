@@ -30,7 +30,7 @@ from ckptflow.workflow.external.folder import WorkFolder, take_over
 from ckptflow.workflow.external.handle import CodeTask
 from ckptflow.workflow.external.intake import Intake
 from ckptflow.workflow.external.judge import Ending
-from ckptflow.workflow.external.notices import Notices
+from ckptflow.workflow.external.notices import Happened, Notices
 from ckptflow.workflow.external.options import Code
 from ckptflow.workflow.external.starting import Start, make_ready
 from ckptflow.workflow.external.stopping import Stopper
@@ -220,7 +220,8 @@ class _Execution:
             failures.append(refused)
         if failures:
             self._attempt.reports.append({"failures": failures})
-        if ending is Ending.WELL and self._start.name is None and not self._intake.taken:
+        never = self._start.name is None and not self._intake.taken
+        if ending is Ending.WELL and never and refused is None:
             warnings.warn(
                 f"{self._checkpointer.task} has ended, and no file matched "
                 f"watch={self._code.watch!r} in {self._folder.path}: it had no checkpoints.",
@@ -277,14 +278,14 @@ class _Taker:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            renamed = self._notices.wait(self._poll_s)
+            happened = self._notices.wait(self._poll_s)
             if self._over.is_set():
-                self._intake.note_renamed(renamed)
+                self._intake.note(happened)
                 return
-            self._look(renamed, Ending.RUNNING)
+            self._look(happened, Ending.RUNNING)
 
-    def _look(self, renamed: set[str], ending: Ending) -> None:
-        self._intake.note_renamed(renamed)
+    def _look(self, happened: Happened, ending: Ending) -> None:
+        self._intake.note(happened)
         self._intake.look(ending)
 
     def _guarded(self, act: Callable[[], None]) -> None:

@@ -81,6 +81,15 @@ def make_ready(code: Code, checkpointer: Checkpointer, folder: WorkFolder) -> St
     else:
         held = _clear(code, folder, images, step)
     if images is None or step is None:
+        aside = sorted(
+            path.name for path in (folder.own / "aside").rglob("*") if path.is_file()
+        )
+        if aside:
+            failures += (
+                f"{checkpointer.task} begins at zero again, although attempts before have "
+                f"written {', '.join(aside[:5])}: nothing shows that they are whole. They are "
+                f"in {folder.own / 'aside'}.",
+            )
         return Start(failures=failures)
     for image in images.all:
         if image.name not in held:
