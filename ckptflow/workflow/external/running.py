@@ -120,6 +120,7 @@ class _Execution:
             except BashExitFailure as error:
                 self._failure = error
             finally:
+                self._stopper.leave()
                 processes.end(lambda mark: mark == self._mark)
                 taker.finish(ending)
                 self._report(taker, ending)

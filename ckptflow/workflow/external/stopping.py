@@ -70,13 +70,16 @@ class Stopper:
     def leave(self) -> None:
         """Stop watching: the command is over."""
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def kill(self) -> None:
-        """Kill the command now."""
+        """Kill the command now, or when it starts: what it is asked of may be on its way."""
         self.was_killed = True
         try:
-            processes.end(lambda mark: mark == self._mark)
+            while not self._over.is_set():
+                processes.end(lambda mark: mark == self._mark)
+                self._over.wait(_POLL_S)
         except TimeoutError as error:
             self.failures.append(str(error))
 
