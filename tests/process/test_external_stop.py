@@ -112,6 +112,7 @@ def test_a_code_is_asked_by_a_file(tmp_path: Path) -> None:
     check_that_it_goes_on(worker, error, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_code_is_asked_by_a_signal(tmp_path: Path) -> None:
     worker = Worker(tmp_path, stop_signal="USR1", grace_s=LONG_S)
     error = worker.stopped(f"{ENDLESS} --stop-signal", when="restart.20", number="TERM")
@@ -123,8 +124,11 @@ def test_a_code_is_asked_by_a_signal(tmp_path: Path) -> None:
     "options",
     [
         {"stop_file": "EXIT", "grace_s": 0.2},  # The code does not look for it.
-        {"stop_signal": "USR1", "grace_s": LONG_S},  # Nobody handles it.
-        {},
+        pytest.param(
+            {"stop_signal": "USR1", "grace_s": LONG_S},  # Nobody handles it.
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({}, marks=pytest.mark.slow),
     ],
 )
 def test_a_code_that_does_not_listen_is_killed(tmp_path: Path, options: dict[str, Any]) -> None:
@@ -182,6 +186,7 @@ def test_only_who_can_be_asked_gets_time_for_it(
     assert (stopper._why() is not None) is stops
 
 
+@pytest.mark.slow
 def test_the_signals_are_as_before_afterwards(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     Worker(tmp_path).stopped(ENDLESS, when="restart.20")

@@ -58,6 +58,7 @@ MAY_CATCH_ALL = {
     "ckptflow/workflow/attempt.py",
     "ckptflow/workflow/blocks/following.py",
     "ckptflow/workflow/external/running.py",
+    "ckptflow/workflow/external/stopping.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/run.py",

@@ -25,6 +25,7 @@ import psutil
 
 MARK = "CKPTFLOW_CODE"  # Folder and attempt, as "3:/path/of/the/folder".
 
+_ENTRY = f"{MARK}=".encode()
 _GONE_S = 10.0  # SIGKILL is not refused; only a process within a system call takes a while.
 _LOOK_AGAIN_S = 0.02
 _ACCESS = os.O_ACCMODE
@@ -37,12 +38,14 @@ def mark_of(folder: Path, attempt: int) -> str:
 
 def marked(wanted: Callable[[str], bool]) -> Iterator[psutil.Process]:
     """Yield the processes of this node whose mark is wanted, of this user only."""
-    for process in psutil.process_iter():
-        # It may have ended, or belong to somebody else.
-        with contextlib.suppress(psutil.Error, OSError):
-            mark = process.environ().get(MARK)
-            if mark is not None and wanted(mark):
-                yield process
+    # Read here and not by psutil.process_iter, whose memory of processes several threads share.
+    for place in Path("/proc").iterdir():
+        if place.name.isdecimal():
+            # It may have ended, or belong to somebody else.
+            with contextlib.suppress(psutil.Error, OSError):
+                mark = _mark_in((place / "environ").read_bytes())
+                if mark is not None and wanted(mark):
+                    yield psutil.Process(int(place.name))
 
 
 def of_attempt(mark: str) -> list[psutil.Process]:
@@ -152,6 +155,13 @@ class Lifeline:
 def exports(variables: dict[str, str]) -> str:
     """Return shell lines that put variables into the environment."""
     return "".join(f"export {name}={shlex.quote(text)}\n" for name, text in variables.items())
+
+
+def _mark_in(environment: bytes) -> str | None:
+    for entry in environment.split(b"\0"):
+        if entry.startswith(_ENTRY):
+            return os.fsdecode(entry[len(_ENTRY) :])
+    return None
 
 
 def _is_writable(pid: int, descriptor: str) -> bool:

@@ -100,11 +100,15 @@ class Stopper:
         return SAVE_TIME_FACTOR * self._watch.save_time_s()
 
     def _work(self) -> None:
-        while not self._over.wait(_POLL_S):
-            if reason := self._why():
-                self.reason = reason
-                self._stop()
-                return
+        try:
+            while not self._over.wait(_POLL_S):
+                if reason := self._why():
+                    self.reason = reason
+                    self._stop()
+                    return
+        except Exception as error:  # noqa: BLE001  The thread ends here; the caller is told.
+            self.failures.append(f"Nobody watches the time any more: {error!r}")
+            _log.exception("Watching the time ended.")
 
     def _stop(self) -> None:
         _log.warning("%s is asked to end: %s", self._folder.path, self.reason)
