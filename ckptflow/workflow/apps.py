@@ -147,6 +147,12 @@ class App:
             **options,
         }
         self.code = parse_code(options, every=self.every)
+        if self.code is not None and self.ranks is not None:
+            raise ConfigError(
+                f"{self.function.name}() has watch=, and ranks= or nodes=. A code that writes its "
+                f"own restart files is started by its own command, with mpiexec or srun in it; "
+                f"leave the latter out."
+            )
         if self.code is not None and not self.function.wants_checkpointer:
             raise ConfigError(
                 f"{self.function.name}() has watch=, so it needs a parameter {CKPT!r}: "
