@@ -9,11 +9,12 @@ block takes no new tasks when its end is near, and a leader heads the processes 
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import psutil
 from parsl.config import Config
 from parsl.dataflow.memoization import Memoizer
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
@@ -23,12 +24,14 @@ from parsl.executors.high_throughput.executor import (
     DEFAULT_LAUNCH_CMD,
 )
 
-from ckptflow.errors import ConfigError, WorkflowError
+from ckptflow.errors import ConfigError
 from ckptflow.site import Site
 from ckptflow.site.executor import EndpointAllocation, ExecutorModel, SlurmAllocation
+from ckptflow.workflow.blocks.ends import give_up_after
 from ckptflow.workflow.blocks.monitoring import monitoring_of
-from ckptflow.workflow.blocks.providers import provider_of
+from ckptflow.workflow.blocks.providers import Notice, provider_of
 from ckptflow.workflow.blocks.rescue import rescue_environment
+from ckptflow.workflow.blocks.submissions import Patient, Submissions
 from ckptflow.workflow.blocks.time_left import ENDS_AT, RUN_FOLDER
 from ckptflow.workflow.deadline import STOP_SIGNALS
 from ckptflow.workflow.retry import RetryHandler, UserHandler
@@ -37,7 +40,11 @@ LOOPBACK = "127.0.0.1"
 
 # Parsl divides the cores of a node by this; the site says how many workers there are.
 _CORES_PER_WORKER = 0.001
-_FAILED_STATES = frozenset({"FAILED", "MISSING"})
+_LOCAL_PATIENCE_S = 60.0
+
+
+class Workers(Patient, HighThroughputExecutor):  # type: ignore[misc]
+    """Parsl's executor, asking for blocks with patience."""
 
 
 def build_config(
@@ -48,6 +55,7 @@ def build_config(
     retry_handler: UserHandler | None = None,
     memoizer: Memoizer | None = None,
     environment: Mapping[str, str] | None = None,
+    notice: Notice = lambda _text: None,
 ) -> Config:
     """Return a Parsl Config for a site.
 
@@ -58,11 +66,12 @@ def build_config(
         retry_handler: a complete handler; one of ckptflow's without a user's part if not given.
         memoizer: remembers results; Parsl's own in-memory one if not given.
         environment: variables for everything that is started.
+        notice: told when the scheduler has trouble, and when it is over.
     """
     given = environment or {}
     run = Path(given[RUN_FOLDER]).name if RUN_FOLDER in given else Path(run_dir).name
     return Config(
-        executors=[_executor(site.executor, given, rescue_environment(site, run))],
+        executors=[_executor(site.executor, given, rescue_environment(site, run), notice)],
         memoizer=memoizer,
         retries=retries,
         retry_handler=retry_handler or RetryHandler(),
@@ -74,6 +83,12 @@ def build_config(
         usage_tracking=0,
         initialize_logging=True,
     )
+
+
+def launch_command(model: ExecutorModel, *, rescue: bool = False) -> str:
+    """Return the command that starts the workers of a node, as Parsl's template of it."""
+    pool = _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD, model.python)
+    return leader_command(model, pool, rescue=rescue)
 
 
 def worker_init(executor: ExecutorModel, environment: Mapping[str, str]) -> str:
@@ -93,7 +108,7 @@ def leader_command(model: ExecutorModel, pool: str, *, rescue: bool) -> str:
     the batch system sends signals to.
     """
     words = [
-        *(sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
+        *(model.python or sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
         f"--stop-signals={','.join(_stop_signals(model))}",
         f"--margin-s={model.margin_s:g}",
         # Parsl gives the tasks of a dead pool up after the threshold; be done before.
@@ -113,30 +128,37 @@ def _stop_signals(model: ExecutorModel) -> tuple[str, ...]:
 
 
 def _executor(
-    model: ExecutorModel, environment: Mapping[str, str], rescue: Mapping[str, str]
+    model: ExecutorModel,
+    environment: Mapping[str, str],
+    rescue: Mapping[str, str],
+    notice: Notice,
 ) -> ParslExecutor:
     if model.kind == "threads":
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
     if isinstance(model.allocation, EndpointAllocation):
         return _on_endpoint(model.allocation)
-    return HighThroughputExecutor(
+    workers = Workers(
         label="htex",
-        provider=provider_of(model, worker_init(model, {**environment, **rescue})),
+        provider=provider_of(model, worker_init(model, {**environment, **rescue}), notice),
         address=_address(model),
-        launch_cmd=leader_command(
-            model,
-            _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
-            rescue=bool(rescue),
-        ),
+        launch_cmd=launch_command(model, rescue=bool(rescue)),
         interchange_launch_cmd=_interchange_command(environment),
         cores_per_worker=_CORES_PER_WORKER,
         max_workers_per_node=model.workers,
+        available_accelerators=list(model.gpus),
+        cpu_affinity=model.cpu_affinity,
         heartbeat_period=max(1, round(model.heartbeat_period_s)),
         heartbeat_threshold=max(2, round(model.heartbeat_threshold_s)),
         drain_period=_accepts_tasks_s(model),
         block_error_handler=give_up_after(model.failed_blocks_max),
         encrypted=model.encrypted,
     )
+    workers.submissions = Submissions(
+        patience_s=getattr(model.allocation, "patience_s", _LOCAL_PATIENCE_S),
+        refusals_max=model.failed_blocks_max,
+        notice=notice,
+    )
+    return workers
 
 
 def _on_endpoint(allocation: EndpointAllocation) -> ParslExecutor:
@@ -155,9 +177,22 @@ def _on_endpoint(allocation: EndpointAllocation) -> ParslExecutor:
 
 def _address(model: ExecutorModel) -> str | None:
     """Return where workers find the workflow; on other nodes Parsl tries all addresses."""
+    if model.interface is not None:
+        return _address_of(model.interface)
     if model.address is None and model.allocation.provider == "local":
         return LOOPBACK
     return model.address
+
+
+def _address_of(interface: str) -> str:
+    known = psutil.net_if_addrs()
+    for address in known.get(interface, ()):
+        if address.family == socket.AF_INET:
+            return str(address.address)
+    raise ConfigError(
+        f"executor.interface: this host has no address on {interface!r}; it has "
+        f"{', '.join(sorted(known))}."
+    )
 
 
 def _accepts_tasks_s(model: ExecutorModel) -> int | None:
@@ -171,14 +206,15 @@ def _accepts_tasks_s(model: ExecutorModel) -> int | None:
     return max(1, int(model.walltime_s - 2 * model.margin_s))
 
 
-def _in_this_python(program: str, command: str) -> str:
-    """Replace a Parsl program by its module, run by this Python.
+def _in_this_python(program: str, command: str, python: str | None = None) -> str:
+    """Replace a Parsl program by its module, run by this Python or another one.
 
     The program is found by PATH otherwise, which holds the wrong environment, or none, when a
     script is started as ``.venv/bin/python script.py``.
     """
     module = f"parsl.executors.high_throughput.{program}"
-    return command.replace(f"{program}.py", f"{shlex.quote(sys.executable)} -m {module}", 1)
+    interpreter = shlex.quote(python or sys.executable)
+    return command.replace(f"{program}.py", f"{interpreter} -m {module}", 1)
 
 
 def _interchange_command(environment: Mapping[str, str]) -> list[str]:
@@ -188,30 +224,3 @@ def _interchange_command(environment: Mapping[str, str]) -> list[str]:
         for word in shlex.split(_in_this_python("interchange", part))
     ]
     return ["env", *(f"{name}={value}" for name, value in environment.items()), *words]
-
-
-def give_up_after(blocks: int) -> Callable[[Any, Mapping[str, Any]], None]:
-    """Return a block error handler: fail the executor when the last ``blocks`` all failed.
-
-    Parsl's default does so when the only block fails, so that one lost node ends everything.
-    """
-
-    def handle(executor: Any, status: Mapping[str, Any]) -> None:
-        newest = [status[number] for number in sorted(status, key=int)[-blocks:]]
-        failed = [one for one in newest if one.state.name in _FAILED_STATES]
-        if len(failed) < blocks or executor.bad_state_is_set:
-            return
-        details = "; ".join(filter(None, (_describe(one) for one in failed)))
-        executor.set_bad_state_and_fail_all(
-            WorkflowError(
-                f"The last {blocks} blocks of workers failed to start or died. "
-                f"{details or 'Nothing was printed'}. See {executor.run_dir}/submit_scripts."
-            )
-        )
-
-    return handle
-
-
-def _describe(status: Any) -> str:
-    parts = [status.message, status.stderr_summary]
-    return " ".join(str(part).strip() for part in parts if part)
