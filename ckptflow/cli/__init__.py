@@ -21,6 +21,7 @@ from ckptflow.cli import (
     reading,
     runs,
     seeing,
+    site,
     soundness,
     upkeep,
 )
@@ -74,6 +75,7 @@ app.command("diff")(reading.diff)
 app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
 app.add_typer(keys.keys, name="key")
+app.add_typer(site.site, name="site")
 app.command("flushes")(flushing.flushes)
 app.command("scavenge")(flushing.scavenge_command)
 app.command("agent")(flushing.agent)

@@ -128,7 +128,7 @@ def scavenge_command(
 def _options(store: list[str] | None, site: str | None, grace: str | None) -> Flushing:
     if not store and not os.environ.get(naming.STORE_VARIABLE):
         site = site or os.environ.get(naming.SITE_VARIABLE, naming.DEFAULT_SITE)
-    options = load_site(site).flush.options if site is not None else Flushing()
+    options = load_site(site, purpose="tiers").flush.options if site is not None else Flushing()
     return options if grace is None else replace(options, grace_s=parse_seconds(grace))
 
 

@@ -109,7 +109,7 @@ def open_store(
             if not is_store(tier):
                 raise NotFoundError(f"There is no store in {places[tier.name]}.")
         return tiers
-    tiers = load_site(site or DEFAULT_SITE).open_tiers()
+    tiers = load_site(site or DEFAULT_SITE, purpose="tiers").open_tiers()
     exist = [is_store(tier) for tier in tiers]
     if not any(exist):
         raise NotFoundError(
@@ -133,7 +133,7 @@ def tiers_to_probe(
     stores, site = _with_environment(stores, site)
     if stores:
         return open_tiers(_models(stores)), ""
-    tiers = load_site(site or DEFAULT_SITE).open_tiers()
+    tiers = load_site(site or DEFAULT_SITE, purpose="tiers").open_tiers()
     exist = [check_store(tier) for tier in tiers]
     if site or any(exist):
         return tiers, ""

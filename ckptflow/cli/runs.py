@@ -22,7 +22,7 @@ from ckptflow.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ckptflow.cli.demo import DemoResult
-    from ckptflow.workflow.script import Launch, Outcome, RestartPlan
+    from ckptflow.workflow.script import Launch, Outcome, RestartPlan, UserLayer
 
 SiteOption = Annotated[
     str | None, typer.Option("--site", help="Name of a site, or its TOML file.")
@@ -30,6 +30,16 @@ SiteOption = Annotated[
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", help="Folder or address for checkpoints, instead of the site's."),
+]
+UserOption = Annotated[
+    Path | None,
+    typer.Option("--user", help="File with what you lay on top of sites, not the usual one."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="KEY=VALUE, on top of all files: executor.allocation.account=m1234."
+    ),
 ]
 
 
@@ -45,6 +55,8 @@ def run_command(
     ] = None,
     site: SiteOption = None,
     store: StoreOption = None,
+    user: UserOption = None,
+    settings: SetOption = None,
     json_output: JsonOption = False,
 ) -> int:
     """Run a workflow script. The same line again goes on.
@@ -52,10 +64,13 @@ def run_command(
     Options come before what the script says. The exit status is the script's own, unless
     that is 0: then it tells how the run went.
     """
-    from ckptflow.workflow.script import Launch
+    from ckptflow.workflow.script import Launch, UserLayer
 
     launch = Launch(script.expanduser().absolute(), tuple(arguments or ()), Path.cwd())
-    outcome = _execute(launch, name=name, site=site, store=store, as_json=json_output)
+    layer = UserLayer(user, tuple(settings or ()))
+    outcome = _execute(
+        launch, name=name, site=site, store=store, layer=layer, as_json=json_output
+    )
     if json_output:
         document = outcome.summary.as_json() if outcome.summary else None
         output.show({"status": outcome.status, "run": document}, _nothing, as_json=True)
@@ -69,15 +84,18 @@ def restart(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
     site: SiteOption = None,
     store: StoreOption = None,
+    user: UserOption = None,
+    settings: SetOption = None,
     json_output: JsonOption = False,
 ) -> int:
     """Print what happens to each task of a run and why, and start it again.
 
     It is started with the script, arguments and folder that its journal names.
     """
-    from ckptflow.workflow.script import plan_restart
+    from ckptflow.workflow.script import UserLayer, plan_restart
 
-    plan = plan_restart(name, site=site, store=store)
+    layer = UserLayer(user, tuple(settings or ()))
+    plan = plan_restart(name, site=site, store=store, layer=layer)
     document: dict[str, object] = {"plan": plan}
     if not json_output:
         output.show(plan, lambda console: _print_plan(console, plan), as_json=False)
@@ -85,7 +103,9 @@ def restart(
     code = int(ExitCode.OK)
     if not dry_run:
         launch = plan.launch
-        outcome = _execute(launch, name=name, site=site, store=store, as_json=json_output)
+        outcome = _execute(
+            launch, name=name, site=site, store=store, layer=layer, as_json=json_output
+        )
         document["status"] = outcome.status
         document["run"] = outcome.summary.as_json() if outcome.summary else None
         code = _exit_code(outcome)
@@ -155,7 +175,13 @@ def _program() -> str:
 
 
 def _execute(
-    launch: Launch, *, name: str | None, site: str | None, store: str | None, as_json: bool
+    launch: Launch,
+    *,
+    name: str | None,
+    site: str | None,
+    store: str | None,
+    layer: UserLayer,
+    as_json: bool,
 ) -> Outcome:
     """Execute the script; what became of its run goes to stderr, whatever happened."""
     from ckptflow.workflow import script
@@ -169,6 +195,7 @@ def _execute(
             name=name,
             site=site,
             store=store,
+            layer=layer,
             on_summary=lambda summary: console.print(Text(str(summary))),
         )
     if outcome.message is not None:

@@ -87,7 +87,7 @@ def _keep(keep: str | None, site: str | None, room: str | None) -> Keep:
     """Return what to keep; a manual prune without a word on it would guess."""
     if keep is not None:
         return keep
-    policy = load_site(site).policy.keep if site is not None else None
+    policy = load_site(site, purpose="tiers").policy.keep if site is not None else None
     if policy is None and room is None:
         raise ConfigError("Say what stays, for example --keep 3; nothing was deleted.")
     return "all" if policy is None else policy

@@ -2,7 +2,8 @@
 
 This is the composition root: the only module that turns names in a file into tiers. The
 models are strict: an unknown key or a unit that makes no sense is a `ConfigError` with the file
-and the line, before anything is started.
+and the line, before anything is started. A user's own file and single settings are laid on top
+of the site file: see `ckptflow.site.layers`.
 
 A site is given as a path, or as a name that is looked up as ``NAME.toml`` in ``site_configs``
 below the current folder, in the folders of ``CKPTFLOW_SITES`` (separated by ``:``), in the
@@ -11,10 +12,11 @@ source tree, and where the wheel installs the shipped ones. ``tests/unit/test_si
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -33,13 +35,10 @@ from ckptflow.policy.capture import parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.retention import retention_by_tier
 from ckptflow.site.executor import ExecutorModel
-from ckptflow.site.finding import (
-    explain,
-    find_site,
-    override,
-    parse,
-    read_site,
-)
+from ckptflow.site.failures import FailuresModel
+from ckptflow.site.finding import explain, find_site, parse, read_site
+from ckptflow.site.layers import Layer, Merged, Origin, user_file, user_layers
+from ckptflow.site.paths import below, expand
 from ckptflow.site.strict import Bytes, Seconds, Strict
 from ckptflow.site.tiers import (
     MEMORY_KINDS,
@@ -56,6 +55,10 @@ from ckptflow.store.catalog import SHARED_LEVEL, Lineage
 from ckptflow.store.packing import parse_packing
 from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.tier import Tier
+
+Purpose = Literal["run", "store", "tiers", "show"]
+
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID")
 
 
 class PolicyModel(Strict):
@@ -127,7 +130,9 @@ class Site(Strict):
     key_file: Path | None = None
     encrypt: bool = False
     tiers: Annotated[tuple[TierModel, ...], Field(min_length=1)]
+    required: dict[str, str] = Field(default_factory=dict)
     executor: ExecutorModel = ExecutorModel()
+    failures: FailuresModel = FailuresModel()
     flush: FlushModel = FlushModel()
     policy: PolicyModel = PolicyModel()
     policies: dict[str, PolicyModel] = Field(default_factory=dict)
@@ -153,11 +158,20 @@ class Site(Strict):
                 f"tier {dependent[0]!r} is served to other nodes by the agent of each: "
                 f"set agent = true in [flush]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tiers_outlive_tasks(self) -> Site:
         in_memory = all(tier.kind in MEMORY_KINDS for tier in self.tiers)
         if self.executor.kind != "threads" and in_memory:
             raise ValueError(
                 "what is in memory is lost with its process or its node, and not seen by "
                 "other nodes; give the site a tier outside of memory, too"
+            )
+        if self.executor.on_other_nodes and all(tier.on_node for tier in self.tiers):
+            raise ValueError(
+                "tasks run on nodes of their own, and no node sees the tiers of level 0 and 1 "
+                "of another; give the site a tier that all see, of level 3 for example"
             )
         return self
 
@@ -198,14 +212,50 @@ class Site(Strict):
         Unless the file says it, they lie beside the checkpoints on the outermost folder, so
         that whoever uses the same store also sees the same locks and memos.
         """
-        if self.run_dir is not None:
-            return self.run_dir.absolute()
-        paths = [tier.folder for tier in inner_first(self.tiers) if tier.folder is not None]
+        here = self.here()
+        if here.run_dir is not None:
+            return here.run_dir.absolute()
+        shared = [
+            tier
+            for tier in inner_first(here.tiers)
+            if not (tier.on_node and self.executor.on_other_nodes)
+        ]
+        paths = [tier.folder for tier in shared if tier.folder is not None]
         return (paths[-1] / "runs" if paths else Path("ckptflow-runs")).absolute()
 
+    def here(self, environment: Mapping[str, str] = os.environ) -> Site:
+        """Return this site with the variables in its paths replaced, but for those of nodes.
+
+        Raises:
+            ConfigError: one is not set.
+        """
+        update: dict[str, Any] = {
+            name: expand(path, environment, what=name)
+            for name, path in (("run_dir", self.run_dir), ("key_file", self.key_file))
+            if path is not None
+        }
+        alone = not self.executor.on_other_nodes
+        update["tiers"] = tuple(
+            tier.expanded(environment, on_node=alone) for tier in self.tiers
+        )
+        return self.model_copy(update=update)
+
     def open_tiers(self) -> list[Tier]:
-        """Return the tiers, inner ones first."""
-        return open_tiers(self.sealed_tiers)
+        """Return the tiers that this computer sees, inner ones first.
+
+        Where tasks run on other nodes, what each of these has for itself is not here, unless
+        this is one of them.
+        """
+        models = self.here().sealed_tiers
+        if self.executor.on_other_nodes:
+            on_a_node = any(os.environ.get(name) for name in _JOB_VARIABLES)
+            models = tuple(
+                model
+                for model in models
+                if not (model.on_node or model.kind == "redundant")
+                or (on_a_node and model.is_expanded(os.environ))
+            )
+        return open_tiers(models)
 
     def with_store(self, store: str | Path) -> Site:
         """Return this site with one folder or address as its only tier.
@@ -223,52 +273,119 @@ class Site(Strict):
                 f"as s3://bucket."
             )
         tier = model_at(store, name="store", level=SHARED_LEVEL)
+        key_file = self.key_file and expand(self.key_file, os.environ, what="key_file")
         update = {
             "tiers": (tier,),
             "run_dir": None,
+            "key_file": key_file,
             "policy": self.policy.of_one_tier(),
             "policies": {name: one.of_one_tier() for name, one in self.policies.items()},
         }
         return self.model_copy(update=update)
 
     def at(self, folder: Path) -> Site:
-        """Return this site with its relative paths taken below ``folder``."""
-        tiers = tuple(tier.below(folder) for tier in self.tiers)
-        run_dir = folder / self.run_dir if self.run_dir else None
-        key_file = folder / self.key_file.expanduser() if self.key_file else None
+        """Return this site with its variables replaced, and relative paths below ``folder``.
+
+        Raises:
+            ConfigError: a variable is not set.
+        """
+        here = self.here()
+        tiers = tuple(tier.below(folder) for tier in here.tiers)
+        run_dir = below(folder, here.run_dir) if here.run_dir else None
+        key_file = below(folder, here.key_file) if here.key_file else None
         update = {"tiers": tiers, "run_dir": run_dir, "key_file": key_file}
-        return self.model_copy(update=update)
+        return here.model_copy(update=update)
 
 
 def load_site(
-    name_or_path: str | Path | Site, *, overrides: Mapping[str, object] | None = None
+    name_or_path: str | Path | Site,
+    *,
+    user: str | Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    purpose: Purpose = "run",
 ) -> Site:
-    """Read and check a site file.
+    """Read and check a site file, with what the user lays on top of it.
 
     Args:
         name_or_path: a name such as ``"local"``, or the path of a TOML file.
-        overrides: values that replace the file's, by dotted key: ``{"executor.workers": 4}``;
-            numbers count through lists: ``{"tiers.0.path": "/scratch/me"}``.
+        user: the user's own file; the usual one, if it exists, when not given.
+        overrides: values that replace the files', by dotted key: ``{"executor.workers": 4}``;
+            a tier is named, or numbered: ``{"tiers.scratch.path": "/scratch/me"}``.
+        purpose: what it is for, and so what the user has to have said: for ``"tiers"`` only
+            what is asked for of tiers; for ``"store"``, a run with a store of its own, all but
+            that; for ``"show"`` nothing. What is lacking stands there in brackets.
 
     Raises:
-        ConfigError: there is no such file, or it is wrong; the message names file and line.
+        ConfigError: there is no such file, it is wrong, or the user has to say more; the
+            message names file and line.
     """
+    if isinstance(name_or_path, Site) and not overrides:
+        return name_or_path
+    merged, source = read_layers(name_or_path, user=user, overrides=overrides)
+    _fill_in(merged, source, purpose)
+    try:
+        return Site.model_validate(merged.data)
+    except ValidationError as error:
+        raise ConfigError(explain(error, lambda where: _place(merged, where, source))) from None
+
+
+def read_layers(
+    name_or_path: str | Path | Site,
+    *,
+    user: str | Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> tuple[Merged, str]:
+    """Return what the layers of a site add up to, unchecked, and what its file is called.
+
+    Raises:
+        ConfigError: a file is missing or no TOML, or a setting leads nowhere.
+    """
+    merged = Merged()
     if isinstance(name_or_path, Site):
-        if not overrides:
-            return name_or_path
-        text, source = "", f"site {name_or_path.name!r}"
+        source = f"site {name_or_path.name!r}"
         data = name_or_path.model_dump(mode="json", by_alias=True, exclude_none=True)
+        merged.lay(Layer(source, "", data))
     else:
         path = find_site(name_or_path)
         text, source = read_site(path), str(path)
         data = parse(text, source)
-        data.setdefault("name", path.stem)
+        name = str(data.setdefault("name", path.stem))
+        merged.lay(Layer(source, text, data))
+        for layer in user_layers(name, user):
+            merged.lay(layer)
     for key, value in (overrides or {}).items():
-        override(data, key, value)
-    try:
-        return Site.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(explain(error, text, source)) from None
+        merged.set(key, value, source=f"setting {key}")
+    return merged, source
+
+
+def _place(merged: Merged, where: tuple[str | int, ...], source: str) -> Origin:
+    return merged.origin(where) or Origin(source)
+
+
+def _fill_in(merged: Merged, source: str, purpose: Purpose) -> None:
+    """Say what the user has to add, or put names in brackets if it is only to be shown."""
+    required = merged.data.get("required")
+    if not isinstance(required, dict):
+        return  # If it is anything else, the model says so.
+    lacking = {
+        key: what
+        for key, what in required.items()
+        if not merged.get(key) and merged.get(key.rpartition(".")[0]) is not None
+    }
+    for key in list(lacking):
+        not_needed = {"show", "store" if key.startswith("tiers.") else "tiers"}
+        if purpose in not_needed:
+            del lacking[key]
+            merged.set(key, f"[{key.rpartition('.')[2]}]", source="[required]")
+    if lacking:
+        name = merged.data.get("name")
+        needs = "\n".join(f"site {name!r} needs {key}: {what}" for key, what in lacking.items())
+        key = next(iter(lacking))
+        table, _, last = key.rpartition(".")
+        raise ConfigError(
+            f"{needs}\nSay it with --set {key}=VALUE, or for good in {user_file()}: "
+            f'below [{name}.{table}], {last} = "VALUE". ({source})'
+        )
 
 
 def load(export: Export, into: Any = None) -> Any:

@@ -1,79 +1,40 @@
 """How tasks run: what executes them, and how the nodes for it are got.
 
-``tests/unit/test_site.py``.
+``tests/unit/test_site.py``, ``tests/unit/test_allocations.py``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
-from uuid import UUID
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ckptflow.site.strict import Bytes, Seconds, Strict
+from ckptflow.site.allocations import (
+    Allocation,
+    EndpointAllocation,
+    KubernetesAllocation,
+    LocalAllocation,
+    PbsAllocation,
+    SlurmAllocation,
+    StopSignal,
+)
+from ckptflow.site.strict import Seconds, Strict
 
-StopSignal = Literal["USR1", "USR2", "TERM"]
 RankLauncher = Literal["processes", "srun", "mpiexec"]
+__all__ = [
+    "Allocation",
+    "EndpointAllocation",
+    "ExecutorModel",
+    "KubernetesAllocation",
+    "LocalAllocation",
+    "PbsAllocation",
+    "RankLauncher",
+    "SlurmAllocation",
+    "StopSignal",
+]
 
-
-class Blocks(Strict):
-    """What every way to get nodes has: how many at once, in how many allocations."""
-
-    nodes: Annotated[int, Field(ge=1)] = 1
-    init_blocks: Annotated[int, Field(ge=0)] = 1
-    min_blocks: Annotated[int, Field(ge=0)] = 0
-    max_blocks: Annotated[int, Field(ge=1)] = 1
-
-    @model_validator(mode="after")
-    def _blocks_fit(self) -> Blocks:
-        if not self.min_blocks <= self.init_blocks <= self.max_blocks:
-            raise ValueError(
-                f"min_blocks <= init_blocks <= max_blocks must hold, not "
-                f"{self.min_blocks}, {self.init_blocks}, {self.max_blocks}"
-            )
-        return self
-
-
-class LocalAllocation(Blocks):
-    """The computer on which the workflow was started."""
-
-    provider: Literal["local"] = "local"
-    nodes: Annotated[int, Field(ge=1, le=1)] = 1
-    min_blocks: Annotated[int, Field(ge=0)] = 1
-
-
-class SlurmAllocation(Blocks):
-    """Allocations of Slurm, asked for with ``sbatch``."""
-
-    provider: Literal["slurm"]
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    clusters: str | None = None
-    cores_per_node: Annotated[int | None, Field(ge=1)] = None
-    memory_per_node_bytes: Annotated[Bytes | None, Field(alias="memory_per_node", ge=1)] = None
-    gpus_per_node: Annotated[int | None, Field(ge=1)] = None
-    exclusive: bool = True
-    options: tuple[str, ...] = ()
-    launcher: Literal["srun", "simple", "single_node"] = "srun"
-    stop_signal: StopSignal = "USR2"
-    stop_warning_s: Annotated[Seconds, Field(alias="stop_warning", ge=1)] = 120.0
-    poll_s: Annotated[Seconds, Field(alias="poll", ge=1)] = 30.0
-    command_timeout_s: Annotated[Seconds, Field(alias="command_timeout", ge=1)] = 20.0
-
-
-class EndpointAllocation(Strict):
-    """An endpoint of Globus Compute, which gets nodes as its own template says."""
-
-    provider: Literal["globus_compute"]
-    endpoint: UUID | None = None
-    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    resources: dict[str, str | int | float | bool] = Field(default_factory=dict)
-
-
-Allocation: TypeAlias = Annotated[
-    LocalAllocation | SlurmAllocation | EndpointAllocation, Field(discriminator="provider")
+CpuAffinity = Annotated[
+    str, Field(pattern=r"^(none|block|alternating|block-reverse|list:[0-9,:-]+)$")
 ]
 
 
@@ -88,7 +49,12 @@ class ExecutorModel(Strict):
     kind: Literal["htex", "mpi", "threads", "globus_compute"] = "htex"
     allocation: Allocation = LocalAllocation()
     workers: Annotated[int, Field(ge=1)] = 2
+    gpus_per_worker: Annotated[int, Field(ge=0)] = 0
+    gpu_names: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_/-]+$")], ...] = ()
+    cpu_affinity: CpuAffinity = "none"
     address: str | None = None
+    interface: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._@-]{1,15}$")] = None
+    python: str | None = None
     walltime_s: Annotated[Seconds | None, Field(alias="walltime")] = None
     margin_s: Annotated[Seconds, Field(alias="margin")] = 30.0
     heartbeat_period_s: Annotated[Seconds, Field(alias="heartbeat_period", ge=1)] = 15.0
@@ -106,6 +72,23 @@ class ExecutorModel(Strict):
         """Whether each task has a process to itself while it runs."""
         return self.kind != "threads" or self.workers == 1
 
+    @property
+    def on_other_nodes(self) -> bool:
+        """Whether tasks run on other computers than the workflow itself."""
+        return self.kind != "threads" and self.allocation.provider != "local"
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Which GPUs of its node each worker sees: ``("0,1", "2,3")``."""
+        each = self.gpus_per_worker
+        if not each:
+            return ()
+        names = self.gpu_names or tuple(map(str, range(self.workers * each)))
+        return tuple(
+            ",".join(names[worker * each : (worker + 1) * each])
+            for worker in range(self.workers)
+        )
+
     @model_validator(mode="after")
     def _times_fit(self) -> ExecutorModel:
         if self.heartbeat_threshold_s <= self.heartbeat_period_s:
@@ -122,28 +105,52 @@ class ExecutorModel(Strict):
 
     @model_validator(mode="after")
     def _allocation_fits(self) -> ExecutorModel:
-        if self.kind == "threads" and self.allocation.provider != "local":
+        allocation = self.allocation
+        if self.kind == "threads" and allocation.provider != "local":
             raise ValueError(
                 f"threads run in the script itself; workers on nodes of "
-                f"{self.allocation.provider} are of kind htex"
+                f"{allocation.provider} are of kind htex"
             )
-        if (self.kind == "globus_compute") != (self.allocation.provider == "globus_compute"):
+        if (self.kind == "globus_compute") != (allocation.provider == "globus_compute"):
             raise ValueError(
                 f"kind globus_compute and provider globus_compute belong together; they are "
-                f"{self.kind} and {self.allocation.provider}"
+                f"{self.kind} and {allocation.provider}"
             )
         if self.kind == "mpi":
             self._refuse_no_mpi()
-        if self.allocation.provider == "slurm" and self.walltime_s is None:
+        if allocation.ends_by_itself and self.walltime_s is None:
             raise ValueError(
-                f"an allocation of {self.allocation.provider} needs a walltime in [executor]"
+                f"an allocation of {allocation.provider} needs a walltime in [executor]"
             )
+        if self.kind == "threads" and self.gpus_per_worker:
+            raise ValueError("threads share all GPUs: gpus_per_worker is for kind htex")
+        self._check_gpus(getattr(allocation, "gpus_per_node", None), "gpus_per_node")
+        self._check_gpus(len(self.gpu_names) or None, "gpu_names")
+        if self.address is not None and self.interface is not None:
+            raise ValueError("give address or interface, not both")
+        self._check_launcher()
         return self
+
+    def _check_launcher(self) -> None:
+        """Raise if workers would leave nodes without any work.
+
+        One worker for a whole allocation is for tasks that start ranks on all of its nodes.
+        """
+        allocation = self.allocation
+        if not isinstance(allocation, SlurmAllocation | PbsAllocation) or self.kind == "mpi":
+            return
+        everywhere = "srun" if isinstance(allocation, SlurmAllocation) else "mpiexec"
+        if allocation.launcher != everywhere and allocation.nodes > 1 and self.workers > 1:
+            raise ValueError(
+                f"launcher {allocation.launcher!r} starts {self.workers} workers on the first "
+                f"of {allocation.nodes} nodes only; {everywhere} starts them on all, and with "
+                f"workers = 1 a task has all nodes to itself"
+            )
 
     def _refuse_no_mpi(self) -> None:
         """Raise where Parsl's MPIExecutor cannot be: it needs nodes that a scheduler lists."""
         allocation = self.allocation
-        if not isinstance(allocation, SlurmAllocation):
+        if not isinstance(allocation, SlurmAllocation | PbsAllocation):
             raise ValueError(  # noqa: TRY004  pydantic wants this one.
                 "kind mpi shares out the nodes of a batch system's allocations; elsewhere "
                 "tasks with ranks run with kind htex"
@@ -158,4 +165,12 @@ class ExecutorModel(Strict):
             raise ValueError(
                 f"with kind mpi each task has nodes of its own, so {self.workers} workers "
                 f"cannot be busy on {allocation.nodes} nodes"
+            )
+
+    def _check_gpus(self, there: int | None, key: str) -> None:
+        wanted = self.workers * self.gpus_per_worker
+        if there is not None and wanted > there:
+            raise ValueError(
+                f"{self.workers} workers with {self.gpus_per_worker} GPUs each need {wanted}, "
+                f"and a node has {there} ({key})"
             )

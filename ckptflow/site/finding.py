@@ -9,7 +9,7 @@ import os
 import re
 import sysconfig
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,12 @@ def site_folders() -> list[Path]:
     ]
 
 
-def read_site(path: Path) -> str:
+def read_site(path: Path, *, what: str = "site file") -> str:
     """Return the text of a site file."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read site file {path}: {error}.") from error
+        raise ConfigError(f"Cannot read {what} {path}: {error}.") from error
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
@@ -72,23 +72,13 @@ def parse(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}:{line}: not TOML: {error}.") from None
 
 
-def override(data: dict[str, Any], dotted: str, value: object) -> None:
-    """Set the value at a dotted key."""
-    *parents, last = dotted.split(".")
-    node: Any = data
-    for depth, part in enumerate(parents):
-        try:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        except (ValueError, IndexError, AttributeError):
-            where = ".".join(parents[: depth + 1])
-            raise ConfigError(f"{dotted!r} cannot be set: the site has no {where!r}.") from None
-    if not isinstance(node, dict):
-        raise ConfigError(f"{dotted!r} cannot be set: {'.'.join(parents)!r} is not a table.")
-    node[last] = value
+def explain(error: ValidationError, place_of: Callable[[tuple[str | int, ...]], object]) -> str:
+    """Say what pydantic has against a site.
 
-
-def explain(error: ValidationError, text: str, source: str) -> str:
-    """Say what pydantic has against a site, with file and line."""
+    Args:
+        error: all that is wrong.
+        place_of: returns where a value stands, such as file and line.
+    """
     lines = []
     for problem in error.errors(include_url=False):
         where = _without_tags(problem["loc"])
@@ -99,10 +89,8 @@ def explain(error: ValidationError, text: str, source: str) -> str:
             context = problem["ctx"]
             where = (*where, context["discriminator"].strip("'"))
             message = f"there is no {context['tag']!r}; there is {context['expected_tags']}"
-        line = line_of(text, where)
-        place = f"{source}:{line}" if line else source
         dotted = ".".join(map(str, where)) or "site"
-        lines.append(f"{place}: {dotted}: {message}.")
+        lines.append(f"{place_of(where)}: {dotted}: {message}.")
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -116,8 +104,14 @@ def _without_tags(where: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return where
 
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([\w.\"'-]+)\s*\]\]?\s*(?:#.*)?")
-_KEY = re.compile(r"\s*([\w\"'.-]+)\s*=")
+_PART = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
+_DOTTED = rf"({_PART}(?:\s*\.\s*{_PART})*)"
+_HEADER = re.compile(rf"\s*(\[\[?)\s*{_DOTTED}\s*\]\]?\s*(?:#.*)?")
+_KEY = re.compile(rf"\s*{_DOTTED}\s*=")
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_PART, dotted))
 
 
 def line_of(text: str, where: Sequence[str | int]) -> int | None:
@@ -127,19 +121,19 @@ def line_of(text: str, where: Sequence[str | int]) -> int | None:
     For a key that is not there, or in an inline table, it is the nearest line above.
     """
     table: tuple[str | int, ...] = ()
-    seen: dict[str, int] = {}
+    seen: dict[tuple[str, ...], int] = {}
     best: tuple[int, int] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         here: tuple[str | int, ...] | None = None
         if header := _HEADER.fullmatch(line):
-            name = header[2].replace('"', "").replace("'", "")
-            table = tuple(name.split("."))
+            name = _parts(header[2])
+            table = name
             if header[1] == "[[":
                 seen[name] = seen.get(name, -1) + 1
                 table = (*table, seen[name])
             here = table
         elif key := _KEY.match(line):
-            here = (*table, *key[1].replace('"', "").replace("'", "").split("."))
+            here = (*table, *_parts(key[1]))
         if here is None or tuple(where[: len(here)]) != here:
             continue
         if best is None or len(here) > best[0]:

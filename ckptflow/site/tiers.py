@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -23,6 +24,7 @@ from pydantic import (
 
 from ckptflow.errors import ConfigError, TierError
 from ckptflow.policy.groups import SET_SIZE_MAX
+from ckptflow.site.paths import below, expand
 from ckptflow.site.strict import Bytes, Seconds, Strict
 from ckptflow.store.places import spec_at
 from ckptflow.store.redundancy.scheme import Scheme, SchemeName
@@ -56,6 +58,37 @@ class AnyTier(Strict):
         """The folder in which it lies, if it is one that this computer sees."""
         return None
 
+    @property
+    def on_node(self) -> bool:
+        """Whether each node has its own."""
+        return self.level <= 1
+
+    def expanded(self, environment: Mapping[str, str], *, on_node: bool = True) -> Self:
+        """Return this tier with the variables in its paths replaced.
+
+        Args:
+            environment: the variables.
+            on_node: whether this is the node on which it will be used. Otherwise the path of a
+                tier that each node has for itself is left for the node.
+
+        Raises:
+            ConfigError: one is not set.
+        """
+        update = {
+            name: expand(value, environment, what=f"tier {self.name!r}, {name}")
+            for name, value in self
+            if isinstance(value, Path) and (on_node or not (self.on_node and name == "path"))
+        }
+        return self.model_copy(update=update)
+
+    def is_expanded(self, environment: Mapping[str, str]) -> bool:
+        """Whether the variables in its paths are all set here."""
+        try:
+            self.expanded(environment)
+        except ConfigError:
+            return False
+        return True
+
     def below(self, folder: Path) -> Self:
         """Return this tier with its relative paths taken below a folder."""
         if self.key_file is None:
@@ -88,7 +121,7 @@ class PosixModel(AnyTier):
 
     def below(self, folder: Path) -> Self:
         """See `AnyTier.below`."""
-        return super().below(folder).model_copy(update={"path": folder / self.path})
+        return super().below(folder).model_copy(update={"path": below(folder, self.path)})
 
 
 class MemoryModel(AnyTier):
@@ -248,7 +281,7 @@ class GlobusModel(AnyTier):
 
     def below(self, folder: Path) -> Self:
         """See `AnyTier.below`."""
-        return super().below(folder).model_copy(update={"staging": folder / self.staging})
+        return super().below(folder).model_copy(update={"staging": below(folder, self.staging)})
 
 
 class ObjectModel(AnyTier):
@@ -369,8 +402,13 @@ def served_tier(models: Sequence[AnyTier]) -> AnyTier | None:
 
 
 def open_tiers(models: Sequence[TierModel]) -> list[Tier]:
-    """Return the tiers that ``models`` describe, inner ones first."""
-    return [open_tier(model.beside(models).spec) for model in inner_first(models)]
+    """Return the tiers that ``models`` describe, inner ones first, as this computer has them.
+
+    Raises:
+        ConfigError: one cannot be here; it needs a variable that is not set, for example.
+    """
+    here = [model.expanded(os.environ) for model in models]
+    return [open_tier(model.beside(here).spec) for model in inner_first(here)]
 
 
 def open_those_that_open(

@@ -149,9 +149,9 @@ class App:
         self.code = parse_code(options, every=self.every)
         if self.code is not None and self.ranks is not None:
             raise ConfigError(
-                f"{self.function.name}() has watch=, and ranks= or nodes=. A code that writes its "
-                f"own restart files is started by its own command, with mpiexec or srun in it; "
-                f"leave the latter out."
+                f"{self.function.name}() has watch=, and ranks= or nodes= as well. A code that "
+                f"writes its own restart files is started by its own command, with mpiexec or "
+                f"srun in it; leave the latter out."
             )
         if self.code is not None and not self.function.wants_checkpointer:
             raise ConfigError(

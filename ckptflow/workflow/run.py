@@ -38,6 +38,7 @@ from ckptflow.errors import CheckpointError, ConfigError
 from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
+from ckptflow.site.layers import settings_in
 from ckptflow.workflow import active, journal
 from ckptflow.workflow.apps import App
 from ckptflow.workflow.blocks.abandoned import CLEARED, cancel_blocks, find_blocks
@@ -74,6 +75,7 @@ def run(
     *,
     site: str | Path | Site = "local",
     store: str | Path | None = None,
+    user: str | Path | None = None,
     retries: int = 3,
     retry_handler: UserHandler | None = None,
     config: Config | None = None,
@@ -81,13 +83,15 @@ def run(
 ) -> Run:
     """Return a run; its tasks are submitted while it is entered.
 
-    ``ckptflow run`` sets ``CKPTFLOW_RUN``, ``CKPTFLOW_SITE`` and ``CKPTFLOW_STORE`` from its
-    options; they come before what the script says.
+    ``ckptflow run`` sets ``CKPTFLOW_RUN``, ``CKPTFLOW_SITE``, ``CKPTFLOW_STORE``,
+    ``CKPTFLOW_USER`` and ``CKPTFLOW_SET`` from its options; they come before what the script
+    says.
 
     Args:
         name: tells runs in one store apart. The same name again is a restart.
         site: name or file of a site.
         store: a folder or an address for checkpoints; the site's tiers if not given.
+        user: a file with what you lay on top of sites; the usual one if not given.
         retries: what the failed tries of a task may cost in all, see `workflow.retry`.
         retry_handler: prices errors that ckptflow has no rule for.
         config: one's own Parsl Config, used as it is. What it lacks (memo, retry handler,
@@ -97,9 +101,15 @@ def run(
     Raises:
         ConfigError: a name or a value is wrong. Nothing was started.
     """
-    given = {key: os.environ.get(f"CKPTFLOW_{key}") for key in ("RUN", "SITE", "STORE")}
-    chosen = load_site(given["SITE"] or site, overrides=overrides)
+    given = {key: os.environ.get(f"CKPTFLOW_{key}") for key in ("RUN", "SITE", "STORE", "USER")}
+    settings = {**(overrides or {}), **settings_in(os.environ)}
     place = given["STORE"] or store
+    chosen = load_site(
+        given["SITE"] or site,
+        user=given["USER"] or user,
+        overrides=settings,
+        purpose="store" if place else "run",
+    )
     chosen = chosen.with_store(place) if place else chosen.at(Path.cwd())
     return Run(
         given["RUN"] or name,
@@ -298,6 +308,7 @@ class Run:
             retry_handler=self._make_retry_handler(),
             memoizer=self._make_memoizer(),
             environment={**mark(self.folder, self.session), **_script_modules()},
+            notice=lambda text: self._note("scheduler", text=text),
         )
 
     def _make_memoizer(self) -> DurableMemoizer:

@@ -19,6 +19,7 @@ from pathlib import Path
 from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
+from ckptflow.site.layers import SET_VARIABLE, USER_VARIABLE, parse_setting, settings_in
 from ckptflow.site.tiers import place_of
 from ckptflow.store.catalog import Lineage, lineages
 from ckptflow.workflow import journal
@@ -27,6 +28,30 @@ from ckptflow.workflow.run import JOURNAL, last_run
 from ckptflow.workflow.summary import RunSummary
 
 RUN_VARIABLE, SITE_VARIABLE, STORE_VARIABLE = "CKPTFLOW_RUN", "CKPTFLOW_SITE", "CKPTFLOW_STORE"
+
+
+@dataclass(frozen=True, slots=True)
+class UserLayer:
+    """What is laid on top of a site for one start.
+
+    Attributes:
+        file: the user's own file, if another one than the usual.
+        settings: each ``KEY=VALUE``.
+    """
+
+    file: str | Path | None = None
+    settings: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str | None]:
+        """The same as the environment says it to `ckptflow.run`."""
+        for setting in self.settings:
+            parse_setting(setting)
+        file = None if self.file is None else str(Path(self.file).expanduser().absolute())
+        return {USER_VARIABLE: file, SET_VARIABLE: "\n".join(self.settings) or None}
+
+
+AS_IT_IS = UserLayer()
 
 _NO_SCRIPTS = frozenset({"ipykernel_launcher.py", "colab_kernel_launcher.py"})
 
@@ -82,6 +107,7 @@ def execute(
     name: str | None = None,
     site: str | None = None,
     store: str | Path | None = None,
+    layer: UserLayer = AS_IT_IS,
     on_summary: Callable[[RunSummary], None] = lambda _summary: None,
 ) -> Outcome:
     """Execute a script in this process and return what became of it.
@@ -93,10 +119,11 @@ def execute(
         name: name of the run, instead of the script's.
         site: name or file of a site, instead of the script's.
         store: folder or address for checkpoints, instead of the script's.
+        layer: what is laid on top of the site.
         on_summary: told what became of the last run in it, also if the script raises.
 
     Raises:
-        ConfigError: there is no such script.
+        ConfigError: there is no such script, or a setting sets nothing.
     """
     if not launch.script.is_file():
         raise ConfigError(f"There is no script {launch.script}.")
@@ -104,6 +131,7 @@ def execute(
         RUN_VARIABLE: name,
         SITE_VARIABLE: site,
         STORE_VARIABLE: None if store is None else place_of(store),
+        **layer.variables,
     }
     before = last_run()
     summary: RunSummary | None = None
@@ -122,7 +150,11 @@ def execute(
 
 
 def plan_restart(
-    name: str, *, site: str | None = None, store: str | Path | None = None
+    name: str,
+    *,
+    site: str | None = None,
+    store: str | Path | None = None,
+    layer: UserLayer = AS_IT_IS,
 ) -> RestartPlan:
     """Return what starting a run again will do; nothing is started.
 
@@ -130,12 +162,13 @@ def plan_restart(
         name: the run.
         site: name or file of its site, as for `execute`; ``local`` if not given.
         store: folder or address of its checkpoints, if it was given one.
+        layer: what is laid on top of its site.
 
     Raises:
         NotFoundError: there is no such run.
         ConfigError: it was not started from a script, so it cannot be started again here.
     """
-    place = site_of(site, store)
+    place = site_of(site, store, layer)
     events = list(journal.read(place.runs_folder / name / JOURNAL))
     tiers = place.open_tiers()
     found = [Lineage(tiers, lineage) for lineage in lineages(tiers, name)]
@@ -164,10 +197,16 @@ def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
     )
 
 
-def site_of(site: str | None, store: str | Path | None) -> Site:
+def site_of(site: str | None, store: str | Path | None, layer: UserLayer = AS_IT_IS) -> Site:
     """Return the site as `ckptflow.run` will see it."""
-    chosen = load_site(site or os.environ.get(SITE_VARIABLE) or "local")
     folder = store or os.environ.get(STORE_VARIABLE)
+    said = {**os.environ, **{key: value for key, value in layer.variables.items() if value}}
+    chosen = load_site(
+        site or said.get(SITE_VARIABLE) or "local",
+        user=said.get(USER_VARIABLE),
+        overrides=settings_in(said),
+        purpose="show" if folder else "tiers",  # The run itself asks for more.
+    )
     return chosen.with_store(folder) if folder else chosen.at(Path.cwd())
 
 

@@ -133,7 +133,9 @@ class Tasks:
             app=app.function.name,
             session=self._session,
             tiers=tiers_as_text(self._site.sealed_tiers),
-            every=app.every if app.every is not None else policy.every,
+            every=self._site.failures.inform(
+                app.every if app.every is not None else policy.every
+            ),
             keep=app.keep if app.keep is not None else policy.keep,
             packing=app.packing if app.packing is not None else policy.packing,
             capture=app.capture if app.capture is not None else policy.capture,

@@ -63,6 +63,7 @@ MAY_CATCH_ALL = {
     "ckptflow/workflow/globus_compute/worker.py",
     "ckptflow/workflow/external/running.py",
     "ckptflow/workflow/external/stopping.py",
+    "ckptflow/workflow/blocks/checking.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/ranks/program.py",
@@ -162,7 +163,10 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_no_path_of_somebody_s_machine() -> None:
-    assert grep(TEXTS, r"(?<![\w.~$}>])/(home|root|Users|work|workspace)/\w") == []
+    ours = [
+        path for path in TEXTS if "site_configs" not in path.parts
+    ]  # Sites have such paths.
+    assert grep(ours, r"(?<![\w.~$}>])/(home|root|Users|work|workspace)/\w") == []
     assert grep(TEXTS, r"\.\./shared/") == []
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 
-from ckptflow.errors import WorkflowError
+from ckptflow.errors import ConfigError
 from ckptflow.site import Site, load_site
-from ckptflow.workflow.blocks.config import build_config, give_up_after, worker_init
+from ckptflow.workflow.blocks.config import build_config, worker_init
 
 
 def site(**executor: Any) -> Site:
@@ -80,56 +79,31 @@ def test_the_pool_survives_signals_that_are_meant_for_tasks() -> None:
     assert shell(lines, f"{kills}; echo alive") == "alive"
 
 
-class Executor:
-    """What an error handler sees of an executor."""
-
-    def __init__(self) -> None:
-        self.failed_with: list[Exception] = []
-        self.run_dir = "runs/000"
-
-    @property
-    def bad_state_is_set(self) -> bool:
-        return bool(self.failed_with)
-
-    def set_bad_state_and_fail_all(self, error: Exception) -> None:
-        self.failed_with.append(error)
+def test_workers_see_gpus_of_their_own_and_share_cores() -> None:
+    executor = htex(workers=2, gpus_per_worker=2, cpu_affinity="block")
+    assert executor.available_accelerators == ["0,1", "2,3"]
+    assert executor.cpu_affinity == "block"
 
 
-def blocks(*states: str) -> dict[str, Any]:
-    return {
-        str(number): SimpleNamespace(
-            state=SimpleNamespace(name=state), message=None, stderr_summary=f"log of {number}"
-        )
-        for number, state in enumerate(states)
-    }
+def test_another_python_runs_the_workers() -> None:
+    executor = htex(python="/opt/my python/bin/python3")
+    assert sys.executable not in executor.launch_cmd
+    assert "'/opt/my python/bin/python3' -m parsl." in executor.launch_cmd
+    assert sys.executable in executor.interchange_launch_cmd
 
 
-@pytest.mark.parametrize(
-    ("states", "gives_up"),
-    [
-        ([], False),
-        (["FAILED"], False),
-        (["FAILED", "FAILED"], False),
-        (["FAILED", "MISSING", "FAILED"], True),
-        (["COMPLETED"] * 9 + ["FAILED"] * 3, True),
-        (["FAILED"] * 5 + ["RUNNING"], False),
-        (["FAILED", "FAILED", "COMPLETED", "FAILED"], False),
-    ],
-)
-def test_an_executor_is_given_up_after_failures_in_a_row(
-    states: list[str], gives_up: bool
-) -> None:
-    executor = Executor()
-    give_up_after(3)(executor, blocks(*states))
-    assert executor.bad_state_is_set == gives_up
+def test_an_interface_is_an_address_of_this_host() -> None:
+    assert htex(interface="lo").address == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"no address on 'nope0'.*it has .*lo"):
+        htex(interface="nope0")
 
 
-def test_the_reason_holds_what_the_blocks_printed() -> None:
-    executor = Executor()
-    handler = give_up_after(2)
-    handler(executor, blocks("FAILED", "FAILED"))
-    handler(executor, blocks("FAILED", "FAILED", "FAILED"))
-    (error,) = executor.failed_with
-    assert isinstance(error, WorkflowError)
-    assert "The last 2 blocks" in str(error)
-    assert "log of 0; log of 1" in str(error)
+def test_a_short_block_is_warned_late_enough_to_work() -> None:
+    def options(walltime: str) -> str:
+        slurm = {"executor.walltime": walltime, "executor.margin": "5s"}
+        slurm["executor.address"] = "127.0.0.1"
+        (found,) = build_config(load_site("slurm", overrides=slurm), run_dir="r").executors
+        return str(found.provider.scheduler_options)
+
+    assert "--signal=USR2@120\n" in options("1h")
+    assert "--signal=USR2@30\n" in options("2min")

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import typer
 from pydantic import BaseModel
@@ -19,9 +20,12 @@ from ckptflow.site import FlushModel, PolicyModel, Site
 from ckptflow.site.executor import (
     EndpointAllocation,
     ExecutorModel,
+    KubernetesAllocation,
     LocalAllocation,
+    PbsAllocation,
     SlurmAllocation,
 )
+from ckptflow.site.failures import FailuresModel
 from ckptflow.site.tiers import TIER_KINDS, AnyTier
 from ckptflow.units import parse_seconds
 
@@ -34,6 +38,9 @@ SECTIONS = {
     '`[executor.allocation]` with `provider = "local"`': LocalAllocation,
     '`[executor.allocation]` with `provider = "slurm"`': SlurmAllocation,
     '`[executor.allocation]` with `provider = "globus_compute"`': EndpointAllocation,
+    '`[executor.allocation]` with `provider = "pbs"`': PbsAllocation,
+    '`[executor.allocation]` with `provider = "kubernetes"`': KubernetesAllocation,
+    "`[failures]`": FailuresModel,
     "`[flush]`": FlushModel,
     "`[policy]`": PolicyModel,
     **{f"`[[tiers]]` of kind `{kind}`": model for kind, model in TIER_KINDS.items()},
@@ -68,7 +75,7 @@ def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
         elif isinstance(default, float):
             assert parse_seconds(text) == default
         else:
-            assert text == ({None: "none", (): "none"}.get(default) or str(default))
+            assert text == ("none" if default in {None, ()} else str(default))
 
 
 def test_the_defaults_of_flushing_are_those_of_the_page() -> None:
@@ -101,43 +108,55 @@ def test_the_defaults_of_the_policy_are_those_of_the_page() -> None:
     assert parse_retention(int(shown["keep"])) == Retention()
 
 
-def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
-    page = (REFERENCE / "cli.md").read_text()
+def all_commands() -> dict[str, click.Command]:
+    """Return each command by what is typed behind ``ckptflow``."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            found |= {f"{name} {word}": one for word, one in command.commands.items()}
+        else:
+            found[name] = command
+    return found
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {option for one in command.params for option in one.opts if option.startswith("--")}
+
+
+def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
+    page = (REFERENCE / "cli.md").read_text()
     shared = {"--help", "--json", "--store", "--site"}
     lacking = set()
-    for name, command in group.commands.items():
+    for name, command in all_commands().items():
         section = re.search(
             rf"^### `ckptflow {name}\b.*?(?=^##|\Z)", page, re.DOTALL | re.MULTILINE
         )
         text = section[0] if section else ""
-        options = {
-            option for param in command.params for option in param.opts if "--" in option
+        lacking |= {
+            f"{name} {option}" for option in options_of(command) - shared if option not in text
         }
-        lacking |= {f"{name} {option}" for option in options - shared if option not in text}
         lacking |= set() if section else {name}
     assert lacking == set()
 
 
 def test_the_page_on_the_command_line_names_nothing_else() -> None:
     page = (REFERENCE / "cli.md").read_text()
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    known = {
-        option
-        for command in group.commands.values()
-        for p in command.params
-        for option in p.opts
-    }
+    commands = all_commands()
+    known = set().union(*map(options_of, commands.values()))
     assert set(re.findall(r"`(--[a-z-]+)`", page)) <= known
-    assert set(re.findall(r"^### `ckptflow (\w+)", page, re.MULTILINE)) == set(group.commands)
+    headings = re.findall(r"^### `ckptflow ([^`]+)`", page, re.MULTILINE)
+    assert {one for one in headings if command_named(one.split()) is None} == set()
+
+
+def command_named(words: list[str]) -> click.Command | None:
+    commands = all_commands()
+    return commands.get(" ".join(words[:2])) or commands.get(words[0])
 
 
 def test_commands_shown_on_pages_can_be_typed() -> None:
     """Each `ckptflow ...` in a fenced block names a command and options that it has."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
     root = REFERENCE.parents[1]
     wrong = []
     for page in (root / "README.md", *(root / "docs").rglob("*.md")):
@@ -146,11 +165,8 @@ def test_commands_shown_on_pages_can_be_typed() -> None:
             words = line.split("#")[0].split()
             if words[:1] != ["ckptflow"]:
                 continue
-            command = group.commands.get(words[1])
-            known = (
-                {option for one in command.params for option in one.opts} if command else set()
-            )
-            named = {word for word in words[2:] if word.startswith("--")}
-            if command is None or not named <= known:
+            command = command_named(words[1:])
+            named = {word for word in words[2:] if word.startswith("--") and word != "--"}
+            if command is None or not named <= options_of(command):
                 wrong.append(f"{page.name}: {line}")
     assert wrong == []

@@ -9,11 +9,13 @@ block takes no new tasks when its end is near, and a leader heads the processes 
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from parsl.config import Config
 from parsl.dataflow.memoization import Memoizer
 from parsl.executors import HighThroughputExecutor, MPIExecutor, ThreadPoolExecutor
@@ -23,12 +25,14 @@ from parsl.executors.high_throughput.executor import (
     DEFAULT_LAUNCH_CMD,
 )
 
-from ckptflow.errors import ConfigError, WorkflowError
+from ckptflow.errors import ConfigError
 from ckptflow.site import Site
 from ckptflow.site.executor import EndpointAllocation, ExecutorModel, SlurmAllocation
+from ckptflow.workflow.blocks.ends import give_up_after
 from ckptflow.workflow.blocks.monitoring import monitoring_of
-from ckptflow.workflow.blocks.providers import provider_of
+from ckptflow.workflow.blocks.providers import Notice, provider_of
 from ckptflow.workflow.blocks.rescue import rescue_environment
+from ckptflow.workflow.blocks.submissions import Patient, Submissions
 from ckptflow.workflow.blocks.time_left import ENDS_AT, RUN_FOLDER
 from ckptflow.workflow.deadline import STOP_SIGNALS
 from ckptflow.workflow.retry import RetryHandler, UserHandler
@@ -38,7 +42,15 @@ MPI_POOL = "ckptflow.workflow.blocks.mpi_pool"
 
 # Parsl divides the cores of a node by this; the site says how many workers there are.
 _CORES_PER_WORKER = 0.001
-_FAILED_STATES = frozenset({"FAILED", "MISSING"})
+_LOCAL_PATIENCE_S = 60.0
+
+
+class Workers(Patient, HighThroughputExecutor):  # type: ignore[misc]
+    """Parsl's executor, asking for blocks with patience."""
+
+
+class MpiWorkers(Patient, MPIExecutor):  # type: ignore[misc]
+    """The same for tasks that have nodes of their own."""
 
 
 def build_config(
@@ -49,6 +61,7 @@ def build_config(
     retry_handler: UserHandler | None = None,
     memoizer: Memoizer | None = None,
     environment: Mapping[str, str] | None = None,
+    notice: Notice = lambda _text: None,
 ) -> Config:
     """Return a Parsl Config for a site.
 
@@ -59,11 +72,12 @@ def build_config(
         retry_handler: a complete handler; one of ckptflow's without a user's part if not given.
         memoizer: remembers results; Parsl's own in-memory one if not given.
         environment: variables for everything that is started.
+        notice: told when the scheduler has trouble, and when it is over.
     """
     given = environment or {}
     run = Path(given[RUN_FOLDER]).name if RUN_FOLDER in given else Path(run_dir).name
     return Config(
-        executors=[_executor(site.executor, given, rescue_environment(site, run))],
+        executors=[_executor(site.executor, given, rescue_environment(site, run), notice)],
         memoizer=memoizer,
         retries=retries,
         retry_handler=retry_handler or RetryHandler(),
@@ -75,6 +89,15 @@ def build_config(
         usage_tracking=0,
         initialize_logging=True,
     )
+
+
+def launch_command(model: ExecutorModel, *, rescue: bool = False) -> str:
+    """Return the command that starts the workers of a node, as Parsl's template of it."""
+    module = MPI_POOL if model.kind == "mpi" else None
+    pool = _in_this_python(
+        "process_worker_pool", DEFAULT_LAUNCH_CMD, python=model.python, module=module
+    )
+    return leader_command(model, pool, rescue=rescue)
 
 
 def worker_init(executor: ExecutorModel, environment: Mapping[str, str]) -> str:
@@ -94,7 +117,7 @@ def leader_command(model: ExecutorModel, pool: str, *, rescue: bool) -> str:
     the batch system sends signals to.
     """
     words = [
-        *(sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
+        *(model.python or sys.executable, "-m", "ckptflow.workflow.blocks.leader"),
         f"--stop-signals={','.join(_stop_signals(model))}",
         f"--margin-s={model.margin_s:g}",
         # Parsl gives the tasks of a dead pool up after the threshold; be done before.
@@ -114,41 +137,52 @@ def _stop_signals(model: ExecutorModel) -> tuple[str, ...]:
 
 
 def _executor(
-    model: ExecutorModel, environment: Mapping[str, str], rescue: Mapping[str, str]
+    model: ExecutorModel,
+    environment: Mapping[str, str],
+    rescue: Mapping[str, str],
+    notice: Notice,
 ) -> ParslExecutor:
     if model.kind == "threads":
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
     if isinstance(model.allocation, EndpointAllocation):
         return _on_endpoint(model.allocation)
-    pool = MPI_POOL if model.kind == "mpi" else None
-    command = _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD, pool)
     options: dict[str, Any] = {
-        "provider": provider_of(model, worker_init(model, {**environment, **rescue})),
+        "provider": provider_of(model, worker_init(model, {**environment, **rescue}), notice),
         "address": _address(model),
-        "launch_cmd": leader_command(model, command, rescue=bool(rescue)),
+        "launch_cmd": launch_command(model, rescue=bool(rescue)),
+        "available_accelerators": list(model.gpus),
         "heartbeat_period": max(1, round(model.heartbeat_period_s)),
         "heartbeat_threshold": max(2, round(model.heartbeat_threshold_s)),
         "drain_period": _accepts_tasks_s(model),
         "block_error_handler": give_up_after(model.failed_blocks_max),
         "encrypted": model.encrypted,
     }
+    workers: Workers | MpiWorkers
     if model.kind == "mpi":
-        executor = MPIExecutor(
+        del options["available_accelerators"]  # A task has all of its nodes.
+        workers = MpiWorkers(
             label="mpi",
             max_workers_per_block=min(model.workers, model.allocation.nodes),
             mpi_launcher="mpiexec" if model.rank_launcher == "mpiexec" else "srun",
             **options,
         )
         # It takes what its base does; only the annotation says otherwise.
-        executor.interchange_launch_cmd = _interchange_command(environment)
-        return executor
-    return HighThroughputExecutor(
-        label="htex",
-        interchange_launch_cmd=_interchange_command(environment),
-        cores_per_worker=_CORES_PER_WORKER,
-        max_workers_per_node=model.workers,
-        **options,
+        workers.interchange_launch_cmd = _interchange_command(environment)
+    else:
+        workers = Workers(
+            label="htex",
+            interchange_launch_cmd=_interchange_command(environment),
+            cores_per_worker=_CORES_PER_WORKER,
+            max_workers_per_node=model.workers,
+            cpu_affinity=model.cpu_affinity,
+            **options,
+        )
+    workers.submissions = Submissions(
+        patience_s=getattr(model.allocation, "patience_s", _LOCAL_PATIENCE_S),
+        refusals_max=model.failed_blocks_max,
+        notice=notice,
     )
+    return workers
 
 
 def _on_endpoint(allocation: EndpointAllocation) -> ParslExecutor:
@@ -167,9 +201,22 @@ def _on_endpoint(allocation: EndpointAllocation) -> ParslExecutor:
 
 def _address(model: ExecutorModel) -> str | None:
     """Return where workers find the workflow; on other nodes Parsl tries all addresses."""
+    if model.interface is not None:
+        return _address_of(model.interface)
     if model.address is None and model.allocation.provider == "local":
         return LOOPBACK
     return model.address
+
+
+def _address_of(interface: str) -> str:
+    known = psutil.net_if_addrs()
+    for address in known.get(interface, ()):
+        if address.family == socket.AF_INET:
+            return str(address.address)
+    raise ConfigError(
+        f"executor.interface: this host has no address on {interface!r}; it has "
+        f"{', '.join(sorted(known))}."
+    )
 
 
 def _accepts_tasks_s(model: ExecutorModel) -> int | None:
@@ -183,14 +230,17 @@ def _accepts_tasks_s(model: ExecutorModel) -> int | None:
     return max(1, int(model.walltime_s - 2 * model.margin_s))
 
 
-def _in_this_python(program: str, command: str, module: str | None = None) -> str:
-    """Replace a Parsl program by its module, run by this Python.
+def _in_this_python(
+    program: str, command: str, *, python: str | None = None, module: str | None = None
+) -> str:
+    """Replace a Parsl program by its module, or another one, run by this Python or another.
 
     The program is found by PATH otherwise, which holds the wrong environment, or none, when a
     script is started as ``.venv/bin/python script.py``.
     """
     module = module or f"parsl.executors.high_throughput.{program}"
-    return command.replace(f"{program}.py", f"{shlex.quote(sys.executable)} -m {module}", 1)
+    interpreter = shlex.quote(python or sys.executable)
+    return command.replace(f"{program}.py", f"{interpreter} -m {module}", 1)
 
 
 def _interchange_command(environment: Mapping[str, str]) -> list[str]:
@@ -200,30 +250,3 @@ def _interchange_command(environment: Mapping[str, str]) -> list[str]:
         for word in shlex.split(_in_this_python("interchange", part))
     ]
     return ["env", *(f"{name}={value}" for name, value in environment.items()), *words]
-
-
-def give_up_after(blocks: int) -> Callable[[Any, Mapping[str, Any]], None]:
-    """Return a block error handler: fail the executor when the last ``blocks`` all failed.
-
-    Parsl's default does so when the only block fails, so that one lost node ends everything.
-    """
-
-    def handle(executor: Any, status: Mapping[str, Any]) -> None:
-        newest = [status[number] for number in sorted(status, key=int)[-blocks:]]
-        failed = [one for one in newest if one.state.name in _FAILED_STATES]
-        if len(failed) < blocks or executor.bad_state_is_set:
-            return
-        details = "; ".join(filter(None, (_describe(one) for one in failed)))
-        executor.set_bad_state_and_fail_all(
-            WorkflowError(
-                f"The last {blocks} blocks of workers failed to start or died. "
-                f"{details or 'Nothing was printed'}. See {executor.run_dir}/submit_scripts."
-            )
-        )
-
-    return handle
-
-
-def _describe(status: Any) -> str:
-    parts = [status.message, status.stderr_summary]
-    return " ".join(str(part).strip() for part in parts if part)
