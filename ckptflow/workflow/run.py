@@ -225,8 +225,9 @@ class Run:
 
     def submit(self, app: App, *args: Any, **kwargs: Any) -> AppFuture:
         """Submit a task of an app; calling the app does the same."""
-        told = {CKPT: self.tasks.spec_for(app), **self.tasks.resources_for(app)}
-        future = app.parsl(*args, **{**told, **kwargs, CKPT: told[CKPT]})
+        spec = self.tasks.spec_for(app)
+        needs = self.tasks.resources_for(app)
+        future = app.parsl(*args, **{**needs, **kwargs, CKPT: spec})
         self.tasks.follow(future, app)
         return future
 

@@ -20,8 +20,6 @@ def executor(allocation: dict[str, object], **more: object) -> ExecutorModel:
     ("allocation", "text"),
     [
         ({**SLURM, "min_blocks": 2}, "min_blocks <= init_blocks <= max_blocks must hold"),
-        ({**SLURM, "nodes": 2, "launcher": "simple"}, "on the first of 2 nodes only"),
-        ({**PBS, "nodes": 2, "launcher": "simple"}, "on the first of 2 nodes only"),
         ({**SLURM, "options": ["mail-type=END"]}, "is no option of sbatch"),
         ({**SLURM, "options": ["--a\n#SBATCH --b"]}, "one line"),
         ({**SLURM, "partition": "a b"}, "partition"),
@@ -37,6 +35,14 @@ def executor(allocation: dict[str, object], **more: object) -> ExecutorModel:
 def test_what_cannot_be_is_refused(allocation: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         executor(allocation)
+
+
+@pytest.mark.parametrize("allocation", [SLURM, PBS])
+def test_no_node_is_left_without_work(allocation: dict[str, object]) -> None:
+    first = {**allocation, "nodes": 2, "launcher": "simple"}
+    with pytest.raises(ValueError, match="workers on the first of 2 nodes only"):
+        executor(first, workers=2)
+    assert executor(first, workers=1).workers == 1  # Its tasks start ranks on both.
 
 
 def test_who_takes_nodes_back_has_to_say_when() -> None:

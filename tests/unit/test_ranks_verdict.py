@@ -28,7 +28,7 @@ def test_a_rank_that_died_is_named() -> None:
     assert error is not None
     assert error.rank == 2
     assert str(error) == (
-        "t: rank 2 of 4 (process 2 on n1) died after step 5. All ranks were ended. "
+        "t: rank 2 of 4 (process 2 on n1) died after step 5. All ranks were ended.\n"
         "The last that was printed:\nKilled"
     )
 

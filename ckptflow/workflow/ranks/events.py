@@ -74,7 +74,7 @@ def lost(
         return None
     message = f"{task}: {text}. All ranks were ended."
     if printed.strip():
-        message += f" The last that was printed:\n{printed.strip()}"
+        message += f"\nThe last that was printed:\n{printed.strip()}"
     return RankLost(message, rank=-1 if failed is None else failed.rank)
 
 

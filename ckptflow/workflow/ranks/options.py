@@ -7,7 +7,7 @@ Everything that cannot be is said when the app is made or called, before anythin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptflow.errors import ConfigError
@@ -87,6 +87,9 @@ def parse_ranks(app: str, options: Mapping[str, Any], *, is_command: bool) -> Ra
     )
 
 
+_LAUNCHERS: dict[str, RankLauncher] = {"slurm": "srun", "pbs": "mpiexec"}
+
+
 def on_site(app: str, ranks: Ranks, model: ExecutorModel) -> Ranks:
     """Return the ranks of an app with what a site says; see `Ranks`.
 
@@ -94,28 +97,36 @@ def on_site(app: str, ranks: Ranks, model: ExecutorModel) -> Ranks:
         ConfigError: the site cannot start them.
     """
     allocation = model.allocation
-    if isinstance(allocation, EndpointAllocation):
-        raise ConfigError(
-            f"{app}() asks for ranks; an endpoint of Globus Compute gives a task one process."
-        )
     launcher = ranks.launcher or model.rank_launcher
     if launcher is None:
-        launcher = "processes" if allocation.provider == "local" else "srun"
-    said = f"{app}() asks for nodes={ranks.nodes}"
-    if ranks.nodes > 1 and model.kind == "threads":
+        launcher = _LAUNCHERS.get(allocation.provider, "processes")
+    options = (*model.rank_options, *ranks.options)
+    known = replace(ranks, launcher=launcher, options=options)
+    if ranks.nodes > 1:
+        _check_nodes(f"{app}() asks for nodes={ranks.nodes}", known, model)
+    return known
+
+
+def _check_nodes(said: str, ranks: Ranks, model: ExecutorModel) -> None:
+    allocation = model.allocation
+    if isinstance(allocation, EndpointAllocation):
+        raise ConfigError(
+            f"{said}; an endpoint of Globus Compute gives each task one worker on one node."
+        )
+    if model.kind == "threads":
         raise ConfigError(f"{said}; tasks of this site are threads, all on this computer.")
     if ranks.nodes > allocation.nodes:
         raise ConfigError(
             f"{said}; an allocation of this site has {allocation.nodes}. Ask for more in "
             f"[executor.allocation]: nodes = {ranks.nodes}."
         )
-    if ranks.nodes > 1 and launcher == "processes":
+    if ranks.launcher == "processes":
         raise ConfigError(
             f"{said}, but launcher 'processes' starts ranks on one node. Use 'srun' or "
             f"'mpiexec': rank_launcher in [executor], or launcher= of the app."
         )
-    if model.kind == "htex" and ranks.nodes > 1:
-        if getattr(allocation, "launcher", None) == "srun":
+    if model.kind == "htex":
+        if getattr(allocation, "launcher", None) in {"srun", "mpiexec"}:
             raise ConfigError(
                 f"{said}, but each node of an allocation of this site has workers of its own, "
                 f'which take other tasks. Use kind = "mpi" in [executor], or launcher = '
@@ -127,8 +138,6 @@ def on_site(app: str, ranks: Ranks, model: ExecutorModel) -> Ranks:
                 f'Use kind = "mpi" in [executor], which gives each task nodes of its own, or '
                 f"workers = 1."
             )
-    options = (*model.rank_options, *ranks.options)
-    return Ranks(ranks.ranks, ranks.nodes, launcher, options, ranks.replicated, ranks.per_rank)
 
 
 def resources(ranks: Ranks | None) -> dict[str, int]:
