@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ckptflow.tiers.opening import open_store
     from ckptflow.tiers.posix import PosixTier
     from ckptflow.tiers.tier import Tier
-    from ckptflow.workflow.apps import attach, bash_app, python_app
+    from ckptflow.workflow.apps import bash_app, python_app
+    from ckptflow.workflow.attaching import attach
     from ckptflow.workflow.retry import retry_handler
     from ckptflow.workflow.run import Run, build_config, run
 
@@ -63,7 +64,7 @@ _HOMES = {
     "Tier": "tiers.tier",
     "Tuned": "policy.tuned",
     "YoungDaly": "policy.interval",
-    "attach": "workflow.apps",
+    "attach": "workflow.attaching",
     "bash_app": "workflow.apps",
     "build_config": "workflow.run",
     "load": "site",

@@ -26,6 +26,7 @@ CheckpointError
     ├── TaskExited              the task called sys.exit or was interrupted
     ├── RemoteTaskError         the task raised something this side cannot import
     ├── TaskLost                what ran the task was lost, and no fault of the task's
+    ├── RankLost                a rank of the task died: the others were ended, run it again
     ├── LoaderFailed            what loads its data has died, or does not answer
     └── RunLocked               another process is running this workflow
 
@@ -264,6 +265,22 @@ class TaskLost(WorkflowError):
     """A worker, a node or an allocation was lost with the task on it. It may run again."""
 
     kind = "task-lost"
+
+
+class RankLost(WorkflowError):
+    """A process of a task that runs on several has died, or never came; the others were ended.
+
+    ``rank`` is its number, or -1 where it is not one of them but what started them.
+    """
+
+    kind = "rank-lost"
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), vars(self))
 
 
 class LoaderFailed(WorkflowError):

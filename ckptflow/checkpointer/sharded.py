@@ -79,6 +79,8 @@ class ShardedCheckpointer(Checkpointer):
         options: all else that `Checkpointer` takes, and the objects.
     """
 
+    _claimed = False  # Whether the launch was claimed before its ranks were started.
+
     def __init__(
         self,
         store: str | Path | Tier | Sequence[str | Path | Tier],
@@ -118,7 +120,9 @@ class ShardedCheckpointer(Checkpointer):
         tiers = self._lineage.tiers
         self._sets = ShardSets(tiers, self._shard.set, note=self._note)
         self._seen_by_all = tiers_for_all(tiers, one_node=place.one_node)
-        self._history = _LaunchHistory(self._lineage, self._sets, place, note=self._note)
+        self._history = _LaunchHistory(
+            self._lineage, self._sets, place, claimed=self._claimed, note=self._note
+        )
         self._per_rank, self._check = per_rank, check
         self._compare = ReplicaCheck(
             self._lineage.fence_tier, self._shard.set, self._shard.rank
@@ -338,17 +342,25 @@ class _LaunchHistory(History):
     """The set as one rank sees it: its launch, and where that went on from."""
 
     def __init__(
-        self, lineage: Lineage, sets: ShardSets, place: Place, *, note: Callable[[str], None]
+        self,
+        lineage: Lineage,
+        sets: ShardSets,
+        place: Place,
+        *,
+        claimed: bool,
+        note: Callable[[str], None],
     ) -> None:
         super().__init__(lineage, None, note=note)
-        self._sets, self._place = sets, place
+        self._sets, self._place, self._claimed = sets, place, claimed
         self._shard = lineage.id.shard
 
     def claim(self) -> int:
         """Return the number of the launch; joins it on first use."""
         if self.attempt is None:
             assert self._shard is not None, "it was made from a shard"
-            self.attempt = join_launch(self._sets.lineage, self._shard, self._place.launch)
+            self.attempt = join_launch(
+                self._sets.lineage, self._shard, self._place.launch, claimed=self._claimed
+            )
         return self.attempt
 
     def refuse_to_ignore(self) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from ckptflow.site.strict import Bytes, Seconds, Strict
 
 StopSignal = Literal["USR1", "USR2", "TERM"]
+RankLauncher = Literal["processes", "srun", "mpiexec"]
 
 
 class Blocks(Strict):
@@ -77,12 +78,14 @@ Allocation: TypeAlias = Annotated[
 
 
 class ExecutorModel(Strict):
-    """How tasks run: ``htex`` is worker processes, ``threads`` threads of the script itself.
+    """How tasks run.
 
+    ``htex`` is worker processes on each node, ``mpi`` one set of them for all nodes of an
+    allocation, where each task gets nodes of its own, ``threads`` threads of the script itself.
     With ``globus_compute`` an endpoint runs them, wherever it is.
     """
 
-    kind: Literal["htex", "threads", "globus_compute"] = "htex"
+    kind: Literal["htex", "mpi", "threads", "globus_compute"] = "htex"
     allocation: Allocation = LocalAllocation()
     workers: Annotated[int, Field(ge=1)] = 2
     address: str | None = None
@@ -95,6 +98,8 @@ class ExecutorModel(Strict):
     worker_init: str = ""
     encrypted: bool = True
     monitoring: bool = False
+    rank_launcher: RankLauncher | None = None
+    rank_options: tuple[str, ...] = ()
 
     @property
     def tasks_are_alone(self) -> bool:
@@ -127,8 +132,30 @@ class ExecutorModel(Strict):
                 f"kind globus_compute and provider globus_compute belong together; they are "
                 f"{self.kind} and {self.allocation.provider}"
             )
+        if self.kind == "mpi":
+            self._refuse_no_mpi()
         if self.allocation.provider == "slurm" and self.walltime_s is None:
             raise ValueError(
                 f"an allocation of {self.allocation.provider} needs a walltime in [executor]"
             )
         return self
+
+    def _refuse_no_mpi(self) -> None:
+        """Raise where Parsl's MPIExecutor cannot be: it needs nodes that a scheduler lists."""
+        allocation = self.allocation
+        if isinstance(allocation, LocalAllocation | EndpointAllocation):
+            raise ValueError(  # noqa: TRY004  As all that is wrong in a site file.
+                "kind mpi shares out the nodes of a batch system's allocations; on this "
+                "computer tasks with ranks run with kind htex"
+            )
+        given = "launcher" in allocation.model_fields_set
+        if given and allocation.launcher != "simple":
+            raise ValueError(
+                f"with kind mpi workers are on the first node of an allocation only: launcher "
+                f"is simple, not {allocation.launcher}"
+            )
+        if "workers" in self.model_fields_set and self.workers > allocation.nodes:
+            raise ValueError(
+                f"with kind mpi each task has nodes of its own, so {self.workers} workers "
+                f"cannot be busy on {allocation.nodes} nodes"
+            )

@@ -20,16 +20,22 @@ from parsl.app.bash import BashApp
 from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
 
+from ckptflow.checkpointer.sharded import Replicated
 from ckptflow.errors import ConfigError
 from ckptflow.policy.capture import Capture, parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep, retention_by_tier
+from ckptflow.site.executor import RankLauncher
 from ckptflow.store.packing import Packing, parse_packing
+from ckptflow.store.sharding.search import PerRank
 from ckptflow.workflow.active import current_run
+from ckptflow.workflow.attaching import attach
 from ckptflow.workflow.attempt import TaskFunction
-from ckptflow.workflow.command import TaskCommand, attach
+from ckptflow.workflow.command import TaskCommand
 from ckptflow.workflow.identity import CKPT, identity_of
+from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
+from ckptflow.workflow.ranks.options import parse_ranks
 
 if TYPE_CHECKING:
     from parsl.dataflow.dflow import DataFlowKernel
@@ -51,6 +57,13 @@ class Options(TypedDict, total=False):
         packing: how to store them: ``"auto"``, ``"small"``, ...
         capture: what a save copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``.
         policy: name of a policy in the site file, for what is not said here.
+        ranks: how many processes a task runs on, which save together: all of them call the
+            function (of a bash app, its command starts them).
+        nodes: on how many nodes they are; each has as many. One if not given.
+        launcher: what starts them: ``"processes"``, ``"srun"``, ``"mpiexec"``; what the site
+            says if not given.
+        replicated: which leaves are alike on all ranks, see `ShardedCheckpointer`.
+        per_rank: whose own leaves a rank gets when their number has changed.
     """
 
     key: Sequence[str] | str | None
@@ -59,6 +72,11 @@ class Options(TypedDict, total=False):
     packing: str | Packing | None
     capture: Capture
     policy: str | None
+    ranks: int | None
+    nodes: int | None
+    launcher: RankLauncher | None
+    replicated: Replicated
+    per_rank: PerRank
 
 
 class Decorator(Protocol):
@@ -80,6 +98,7 @@ class App:
         capture: what a save copies, if the app says so.
         policy: name of a policy of the site, if the app names one.
         parsl: the app as Parsl knows it.
+        ranks: how many ranks its tasks have; ``None``: each is one process.
     """
 
     def __init__(
@@ -106,14 +125,27 @@ class App:
         parse_packing(self.packing)
         parse_capture(self.capture)
         functools.update_wrapper(self, function)
+        is_command = kind is TaskCommand
+        self.ranks = parse_ranks(function.__name__, options, is_command=is_command)
+        if self.ranks is not None:
+            kind = RankedCommand if is_command else RankedFunction
         self.function = kind(function, identity_of(function, options.get("key")))
+        self._function = function
+        self._made: dict[str, Any] = {
+            "kind": TaskCommand if is_command else TaskFunction,
+            "data_flow_kernel": data_flow_kernel,
+            "cache": cache,
+            "executors": executors,
+            "ignore_for_cache": ignore_for_cache,
+            **options,
+        }
         parsl_options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
             "executors": executors if isinstance(executors, str) else list(executors),
             "ignore_for_cache": [*(ignore_for_cache or ()), CKPT],
         }
-        if kind is TaskCommand:
+        if is_command:
             self.parsl = BashApp(function, **parsl_options)
             # Parsl runs the command around the function; ours does so, within an attempt.
             self.parsl.wrapped_remote_function = wrap_error(self.function)
@@ -123,11 +155,22 @@ class App:
     def __repr__(self) -> str:
         return f"<ckptflow app {self.function.name}>"
 
+    def on(self, **options: Unpack[Options]) -> App:
+        """Return this app with other options, as ``train.on(nodes=1, ranks=2)(seed=3)``.
+
+        Its tasks are the same ones: they are told apart by their arguments only.
+
+        Raises:
+            ConfigError: an option makes no sense.
+        """
+        return App(self._function, **{**self._made, **options})
+
     def __call__(self, *args: Any, **kwargs: Any) -> AppFuture:
         """Submit a task; arguments may be futures, as with Parsl.
 
         Raises:
-            ConfigError: there is no run, or ``ckpt`` was given.
+            ConfigError: there is no run, ``ckpt`` was given, or the site has no place for the
+                ranks of this app. Nothing was started.
         """
         if CKPT in kwargs:
             raise ConfigError(

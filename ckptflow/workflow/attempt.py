@@ -18,7 +18,6 @@ import functools
 import importlib
 import inspect
 import io
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -36,15 +34,13 @@ from typing import Any
 
 import dill  # type: ignore[import-untyped]
 
-from ckptflow.checkpointer import Checkpointer, CheckpointWarning
-from ckptflow.errors import CheckpointError, ConfigError, FencedError, Preempted
+from ckptflow.checkpointer import CheckpointWarning
+from ckptflow.errors import CheckpointError, ConfigError, Preempted
 from ckptflow.flush import Flushing
 from ckptflow.policy.capture import Capture
 from ckptflow.policy.progress import Interval
 from ckptflow.policy.retention import Keep
-from ckptflow.site.tiers import TierModel, open_tiers, tier_model
 from ckptflow.store.packing import Packing
-from ckptflow.tiers.tier import Tier
 from ckptflow.workflow.blocks.board import RUNS, presence
 from ckptflow.workflow.deadline import (
     Deadline,
@@ -54,13 +50,38 @@ from ckptflow.workflow.deadline import (
     earliest,
 )
 from ckptflow.workflow.identity import CKPT, Binder, Identity
+from ckptflow.workflow.outcomes import (
+    finish,
+    opened_tiers,
+    outcome,
+    outcome_of,
+    tiers_as_text,
+)
 from ckptflow.workflow.portable import portable_result, raise_portable
+from ckptflow.workflow.ranks.options import Ranks
 from ckptflow.workflow.trail import TellingCheckpointer, Trail
+
+__all__ = [
+    "WALLTIME_MARGIN",
+    "Attempt",
+    "TaskCheckpointer",
+    "TaskFunction",
+    "TaskSpec",
+    "begin_attempt",
+    "block_of_worker",
+    "finish",
+    "merged",
+    "opened_tiers",
+    "outcome",
+    "outcome_of",
+    "own_end",
+    "record_end",
+    "tiers_as_text",
+]
 
 WALLTIME_MARGIN = 0.1  # Part of a task's own walltime that is kept for stopping.
 
-_ERROR_TEXT_MAX = 2000
-_FAILURES_MAX = 20  # Told one by one; the others are counted.
+_RESOURCES = "parsl_resource_specification"
 _SPEC_MAGIC = b"ckptflow-task-1\n"
 _log = logging.getLogger("ckptflow")
 
@@ -85,6 +106,7 @@ class TaskSpec:
         home: host and process that submitted the task.
         alone: whether tasks have the process, and so its random states, to themselves.
         trail: the folder in which attempts tell what they do, if they see it.
+        ranks: how many processes a task runs on, and where; ``None``: on one.
     """
 
     run: str
@@ -102,6 +124,7 @@ class TaskSpec:
     home: tuple[str, int]
     alone: bool
     trail: str | None = None
+    ranks: Ranks | None = None
 
     @property
     def is_home(self) -> bool:
@@ -129,19 +152,6 @@ class TaskSpec:
 _hostname = functools.cache(socket.gethostname)
 
 
-def tiers_as_text(models: tuple[TierModel, ...]) -> str:
-    """Return tier models as text that `opened_tiers` reads on the worker."""
-    return json.dumps(
-        [model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models]
-    )
-
-
-@functools.lru_cache(maxsize=32)
-def opened_tiers(text: str) -> tuple[Tier, ...]:
-    """Return the tiers that `tiers_as_text` described; one call a process opens them."""
-    return tuple(open_tiers([tier_model(fields) for fields in json.loads(text)]))
-
-
 class TaskFunction:
     """The user's function as the worker calls it.
 
@@ -167,9 +177,13 @@ class TaskFunction:
         self._packed: bytes | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return (_unpacked, (type(self), self.packed(), self._identity))
+
+    def packed(self) -> bytes:
+        """Return the user's function as bytes, by value if it is the script's."""
         if self._packed is None:
             self._packed = _pack_function(self._function)
-        return (_unpacked, (type(self), self._packed, self._identity))
+        return self._packed
 
     @property
     def name(self) -> str:
@@ -193,18 +207,21 @@ class TaskFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one attempt; called by Parsl on the worker."""
         spec = TaskSpec.unpacked(kwargs.pop(CKPT, b""))
+        kwargs.pop(_RESOURCES, None)  # Parsl passes them on to the function, too.
         try:
             with _at_work(self.name):
-                if not self.wants_checkpointer:
-                    value = self._run(spec, None, args, kwargs)
-                else:
-                    name = functools.partial(self.task_name, args, kwargs)
-                    walltime = kwargs.get("walltime")
-                    with begin_attempt(spec, name, walltime_s=walltime) as attempt:
-                        value = self._run(spec, attempt, args, kwargs)
+                value = self._attempted(spec, args, kwargs)
                 return value if spec.is_home else portable_result(value, task=self.name)
         except BaseException as error:  # noqa: BLE001  Everything has to reach who waits.
             raise_portable(error, task=self.name, crosses=not spec.is_home)
+
+    def _attempted(self, spec: TaskSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run within an attempt, if the function wants one."""
+        if not self.wants_checkpointer:
+            return self._run(spec, None, args, kwargs)
+        name = functools.partial(self.task_name, args, kwargs)
+        with begin_attempt(spec, name, walltime_s=kwargs.get("walltime")) as attempt:
+            return self._run(spec, attempt, args, kwargs)
 
     def _run(
         self,
@@ -409,16 +426,6 @@ def own_end(spec: TaskSpec, began_s: float, walltime_s: float | None) -> Deadlin
     return earliest(ends)
 
 
-def finish(checkpointer: Checkpointer) -> FencedError | None:
-    """Wait for what is being written; return the error if a newer attempt has taken over."""
-    try:
-        checkpointer.shut()
-    except FencedError as error:
-        return error
-    fenced = [error for error in checkpointer.failures if isinstance(error, FencedError)]
-    return fenced[0] if fenced else None
-
-
 def record_end(spec: TaskSpec, attempt: Attempt, error: BaseException | None) -> None:
     """Put how an attempt ended beside its claim, if it ever claimed one."""
     checkpointer = attempt.checkpointer
@@ -436,38 +443,6 @@ def record_end(spec: TaskSpec, attempt: Attempt, error: BaseException | None) ->
             f"How attempt {checkpointer.attempt} of {checkpointer.task} ended is not recorded"
         )
         warnings.warn(f"{text}: {failure}", CheckpointWarning, stacklevel=2)
-
-
-def outcome(checkpointer: Checkpointer, error: BaseException | None) -> dict[str, Any]:
-    """Return how an attempt ended, as JSON-like values.
-
-    ``outcome`` is finished, preempted, fenced or failed; ``failures`` tells of failed saves,
-    ``tiers`` of tiers that were in trouble (see `ckptflow.checkpointer.health.Trouble`).
-    """
-    state_bytes, stored_bytes = checkpointer.written_bytes
-    failures = [
-        str(failure)
-        for failure in checkpointer.failures
-        if not isinstance(failure, FencedError)  # That is the outcome itself.
-    ]
-    if len(failures) > _FAILURES_MAX:
-        more = f"and {len(failures) - _FAILURES_MAX} more failures"
-        failures = [*failures[:_FAILURES_MAX], more]
-    record = {
-        "outcome": "finished",
-        "step": checkpointer.last_step,
-        "resumed_step": checkpointer.restored_step,
-        "failures": failures,
-        "tiers": checkpointer.health.report(),
-        "state_bytes": state_bytes,
-        "stored_bytes": stored_bytes,
-    }
-    if error is not None:
-        kinds = {Preempted: "preempted", FencedError: "fenced"}
-        record["outcome"] = kinds.get(type(error), "failed")
-        text = "".join(traceback.format_exception_only(error)).strip()
-        record["error"] = text[:_ERROR_TEXT_MAX]
-    return record
 
 
 def merged(record: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,13 +51,13 @@ from ckptflow.workflow.deadline import (
     stop_signals,
 )
 from ckptflow.workflow.identity import CKPT
+from ckptflow.workflow.outcomes import PREEMPTED_STATUS
 from ckptflow.workflow.trail import TellingCheckpointer, Trail
 
 ATTEMPT = "CKPTFLOW_ATTEMPT"
 REPORT = "CKPTFLOW_REPORT"
 
 _POLL_S = 0.2
-PREEMPTED_STATUS = 75  # EX_TEMPFAIL: try again later.
 
 
 class TaskCommand(TaskFunction):
@@ -205,20 +205,10 @@ def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
     number = attempt.checkpointer.attempt  # Claims it, and with that settles the deadline.
     deadline = attempt.watch.deadline
     fields = {
-        "run": spec.run,
-        "task": attempt.checkpointer.task,
-        "attempt": number,
-        "tiers": spec.tiers,
-        "every": _plain(spec.every),
-        "keep": _plain(spec.keep),
-        "packing": _plain(spec.packing),
-        "capture": spec.capture if isinstance(spec.capture, str | None) else dict(spec.capture),
-        "flush_every": dict(spec.flush_every),
-        "flushing": asdict(spec.flushing),
+        **attempt_fields(spec, task=attempt.checkpointer.task, attempt=number),
         "ends_at_s": deadline.ends_at_s,
         "margin_s": deadline.margin_s,
         "ends": deadline.what,
-        "trail": spec.trail,
     }
     return (
         f"export {ATTEMPT}={shlex.quote(json.dumps(fields))}\n"
@@ -226,6 +216,23 @@ def _exports(spec: TaskSpec, attempt: Attempt, report: Path) -> str:
         # The shell must outlive a signal that is meant for the program it runs.
         f"trap '' USR1 USR2\n"
     )
+
+
+def attempt_fields(spec: TaskSpec, *, task: str, attempt: int) -> dict[str, Any]:
+    """Return what another process has to know to save for an attempt, as JSON-like values."""
+    return {
+        "run": spec.run,
+        "task": task,
+        "attempt": attempt,
+        "tiers": spec.tiers,
+        "every": _plain(spec.every),
+        "keep": _plain(spec.keep),
+        "packing": _plain(spec.packing),
+        "capture": spec.capture if isinstance(spec.capture, str | None) else dict(spec.capture),
+        "flush_every": dict(spec.flush_every),
+        "flushing": asdict(spec.flushing),
+        "trail": spec.trail,
+    }
 
 
 def _plain(policy: object) -> object:

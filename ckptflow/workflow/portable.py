@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 
 import dill  # type: ignore[import-untyped]
 import numpy as np
-from parsl.app.errors import RemoteExceptionWrapper
 
 from ckptflow.errors import RemoteTaskError, TaskExited
 
@@ -63,6 +62,8 @@ def portable_result(value: object, *, task: str) -> object:
     Raises:
         RemoteTaskError: it cannot be pickled at all.
     """
+    if isinstance(value, ResultParcel):
+        return value  # It has come from a process behind this one.
     if type(value) in _PLAIN_TYPES or (type(value) is np.ndarray and not value.dtype.hasobject):
         return value
     try:
@@ -100,6 +101,54 @@ def raise_portable(error: BaseException, *, task: str, crosses: bool = True) -> 
     raise carried.with_traceback(error.__traceback__) from None
 
 
+# --- by way of another process, which opens nothing ---
+
+
+def sealed_result(value: object, *, task: str) -> bytes:
+    """Return a result as bytes, for a process on the way; see `unsealed_result`.
+
+    Raises:
+        RemoteTaskError: it cannot be pickled at all.
+    """
+    portable = portable_result(value, task=task)
+    if isinstance(portable, ResultParcel):
+        return pickle.dumps((True, portable.blob, portable.type_name, portable.task))
+    return pickle.dumps((False, portable))
+
+
+def unsealed_result(data: bytes, *, here: bool) -> object:
+    """Return the result that `sealed_result` made bytes of; ``here``: this is its goal.
+
+    Raises:
+        RemoteTaskError: it is, and the result cannot be rebuilt.
+    """
+    is_parcel, *fields = pickle.loads(data)  # noqa: S301  From our own rank.
+    if not is_parcel:
+        return fields[0]
+    if not here:
+        return ResultParcel(*fields)
+    from parsl.app.errors import RemoteExceptionWrapper
+
+    opened = _open_result(*fields)
+    if isinstance(opened, RemoteExceptionWrapper):
+        opened.reraise()
+    return opened
+
+
+def sealed_error(error: BaseException, *, task: str) -> bytes:
+    """Return an exception as bytes, for a process on the way; see `unsealed_error`."""
+    parcel = portable_error(error, task=task)
+    if not isinstance(parcel, ErrorParcel):
+        parcel = _parcel(parcel, task)
+    return pickle.dumps((parcel.blob, parcel.summary))
+
+
+def unsealed_error(data: bytes, *, here: bool) -> BaseException:
+    """Return the exception that `sealed_error` made bytes of; ``here``: this is its goal."""
+    blob, summary = pickle.loads(data)  # noqa: S301  From our own rank.
+    return open_error(blob, summary) if here else ErrorParcel(blob, summary)
+
+
 def _exited(error: BaseException, task: str) -> TaskExited:
     text = f"{type(error).__name__}({error})" if str(error) else type(error).__name__
     return TaskExited(
@@ -108,6 +157,8 @@ def _exited(error: BaseException, task: str) -> TaskExited:
 
 
 def _parcel(error: Exception, task: str) -> ErrorParcel:
+    if isinstance(error, ErrorParcel):
+        return error  # It has come from a process behind this one.
     try:
         blob = _pack(_taken_apart(error, _CAUSES_MAX))
     except Exception:  # noqa: BLE001  Pickling runs the user's code; the summary suffices.
@@ -158,6 +209,8 @@ def open_error(blob: bytes | None, summary: RemoteTaskError) -> BaseException:
 
 
 def _open_result(blob: bytes, type_name: str, task: str) -> object:
+    from parsl.app.errors import RemoteExceptionWrapper  # Who opens results has it already.
+
     try:
         return _unpack(blob)
     except Exception as error:  # noqa: BLE001  Unpickling runs the user's code, if it is there.

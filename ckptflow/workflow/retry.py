@@ -2,7 +2,7 @@
 
     a task that stopped in time and had got further     nothing
     a task that came to a block about to end            nothing; it goes to another one
-    a worker, manager or node that was lost             little, while the task gets further;
+    a worker, manager, rank or node that was lost       little, while the task gets further;
                                                         nothing, if its block was about to end
     no progress since the last try                      the full price, 1
     a mistake in the program or the set-up              more than any budget: give up at once
@@ -41,6 +41,7 @@ from ckptflow.errors import (
     FencedError,
     FormatError,
     Preempted,
+    RankLost,
     RemoteTaskError,
     TaskLost,
 )
@@ -53,7 +54,7 @@ LOSSES_FOR_LITTLE = 3
 # So often in a row a task may be turned away by blocks that end; then they could not be held.
 TURNS_FOR_NOTHING = 20
 
-LOST = (WorkerLost, ManagerLost, TaskLost)
+LOST = (WorkerLost, ManagerLost, RankLost, TaskLost)
 MISTAKES = (
     TypeError,
     NameError,

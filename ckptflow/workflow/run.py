@@ -167,6 +167,7 @@ class Run:
             alone=config is None and site.executor.tasks_are_alone,
             note=self._note,
             trail=self.folder / TRAIL,
+            has_own_config=config is not None,
         )
 
     def __repr__(self) -> str:
@@ -215,7 +216,8 @@ class Run:
     def submit(self, app: App, *args: Any, **kwargs: Any) -> AppFuture:
         """Submit a task of an app; calling the app does the same."""
         spec = self.tasks.spec_for(app)
-        future = app.parsl(*args, **{**kwargs, CKPT: spec})
+        needs = self.tasks.resources_for(app)
+        future = app.parsl(*args, **{**needs, **kwargs, CKPT: spec})
         self.tasks.follow(future, app)
         return future
 

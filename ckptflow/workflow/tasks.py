@@ -23,9 +23,12 @@ from ckptflow.errors import CheckpointError, ConfigError, Preempted
 from ckptflow.model import LineageId
 from ckptflow.site import PolicyModel, Site
 from ckptflow.store.catalog import AttemptRecord, Lineage
+from ckptflow.store.sharding.sets import ShardSets
 from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.memo import DurableMemoizer
+from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
+from ckptflow.workflow.ranks.options import Ranks, on_site, resources
 from ckptflow.workflow.retry import LOST, Price
 from ckptflow.workflow.summary import (
     FAILED,
@@ -61,6 +64,7 @@ class Tasks:
         alone: whether each task has a process to itself.
         note: adds an event to the journal.
         trail: the folder in which attempts tell what they do.
+        has_own_config: whether the workflow brings its own Parsl Config.
     """
 
     def __init__(
@@ -73,7 +77,9 @@ class Tasks:
         alone: bool,
         note: Note,
         trail: Path,
+        has_own_config: bool = False,
     ) -> None:
+        self._has_own_config = has_own_config
         self._run, self._site, self._session, self._trail = run, site, session, trail
         self._home, self._alone, self._note = home, alone, note
         self._reports: dict[str, TaskReport] = {}
@@ -136,7 +142,19 @@ class Tasks:
             home=self._home,
             alone=self._alone,
             trail=str(self._trail),
+            ranks=self._ranks_of(app),
         )
+
+    def _ranks_of(self, app: App) -> Ranks | None:
+        if app.ranks is None:
+            return None
+        return on_site(app.function.name, app.ranks, self._site.executor)
+
+    def resources_for(self, app: App) -> dict[str, Any]:
+        """Return what Parsl is told of the nodes that a task of ``app`` needs."""
+        if self._site.executor.kind != "mpi" or self._has_own_config:
+            return {}
+        return {"parsl_resource_specification": resources(app.ranks)}
 
     # --- how they end ---
 
@@ -230,7 +248,12 @@ class Tasks:
         """Return the newest step that a task has committed; this asks the store."""
         if not self._is_ours(record):
             return None
-        newest = self._lineage(self._name_of(record)).newest()
+        lineage = self._lineage(self._name_of(record))
+        function = self._functions[record["kwargs"][CKPT]]
+        if isinstance(function, RankedFunction | RankedCommand):
+            newest_set = next(ShardSets(lineage.tiers, lineage.id).newest_first(), None)
+            return newest_set.id.step if newest_set else None
+        newest = lineage.newest()
         return newest.id.step if newest else None
 
     def summary(self, problems: Sequence[str] = ()) -> RunSummary:

@@ -34,6 +34,9 @@ TRAIL = "trail"
 STEP_EVERY_S = 5.0
 """How often a step is told: after a kill, no more than this is unknown of how far it was."""
 
+TOLD_AT_END = ("outcome", "step", "resumed_step", "error", "failures", "tiers")
+"""What of the record of an attempt is told when it ends."""
+
 _SETTLE_S = 2.0
 _REASON_MAX = 500
 _SKIPPED_MAX = 20
@@ -191,10 +194,7 @@ class TellingCheckpointer(Checkpointer):
     def tell_end(self, record: Mapping[str, Any]) -> None:
         """Tell how the attempt ended, as its record in the store says it."""
         self._tell_step()
-        fields = {
-            name: record.get(name)
-            for name in ("outcome", "step", "resumed_step", "error", "failures", "tiers")
-        }
+        fields = {name: record.get(name) for name in TOLD_AT_END}
         self._tell("attempt-ended", **fields)
         self.trail.settle()
 

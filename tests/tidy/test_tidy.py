@@ -63,12 +63,16 @@ MAY_CATCH_ALL = {
     "ckptflow/workflow/globus_compute/worker.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
+    "ckptflow/workflow/ranks/program.py",
     "ckptflow/workflow/run.py",
 }
 
 # Functions and results of tasks travel, and results are remembered, as pickles, since Parsl's
 # own do. None of it is read to restore a state.
-MAY_UNPICKLE = {f"ckptflow/workflow/{module}.py" for module in ("attempt", "memo", "portable")}
+MAY_UNPICKLE = {
+    f"ckptflow/workflow/{module}.py"
+    for module in ("attempt", "memo", "portable", "ranks/program")
+}
 
 
 def name(path: Path) -> str:

@@ -68,7 +68,7 @@ def test_the_defaults_of_the_executor_are_those_of_the_page() -> None:
         elif isinstance(default, float):
             assert parse_seconds(text) == default
         else:
-            assert text == ({None: "none"}.get(default) or str(default))
+            assert text == ({None: "none", (): "none"}.get(default) or str(default))
 
 
 def test_the_defaults_of_flushing_are_those_of_the_page() -> None:

@@ -38,13 +38,39 @@ class Chosen:
     world: int
 
 
-def join(lineage: Lineage, shard: Shard, token: str) -> int:
+def claim(lineage: Lineage, world: int, token: str) -> int:
+    """Claim the next launch on behalf of ranks that do not run yet, and return its number.
+
+    They `join` it with the same token, ``claimed``. Nobody else has this token.
+
+    Raises:
+        FencedError: others claim all the time.
+        TierError: the fence tier failed.
+        FormatError: it is a store of a newer version.
+    """
+    ensure_store(lineage.fence_tier)
+    shard = Shard(lineage.id, 0, world)
+    for _ in range(_JOIN_TRIES):
+        known = lineage.attempts()
+        number = (known[-1].attempt if known else _committed(lineage, shard)) + 1
+        try:
+            _claim(lineage, number, world, token)
+        except AlreadyExists:
+            continue
+        return number
+    raise FencedError(
+        f"{lineage.id}: {_JOIN_TRIES} attempts were claimed while this one tried."
+    )
+
+
+def join(lineage: Lineage, shard: Shard, token: str, *, claimed: bool = False) -> int:
     """Return the number of the launch that this process is a rank of.
 
     Args:
         lineage: that of the set, which has the attempts.
         shard: the place of this process.
         token: the same text for all ranks of a launch, and another one for each launch.
+        claimed: `claim` was called with this token; there is nothing newer to begin.
 
     Raises:
         FencedError: this launch was overtaken before this rank came.
@@ -61,23 +87,32 @@ def join(lineage: Lineage, shard: Shard, token: str) -> int:
                     key = f"{lineage.id.prefix}/{_place_key(old.attempt, shard.rank)}"
                     lineage.fence_tier.delete(key)
                 return newest.attempt
+        elif claimed:
+            raise FencedError(
+                f"{shard.set}: attempt {newest.attempt if newest else None} has taken over "
+                f"from the one that rank {shard.rank} belongs to."
+            )
         else:
             _refuse_if_late(lineage, shard, token, known)
         number = (newest.attempt if newest else _committed(lineage, shard)) + 1
-        claim = {
-            "attempt": number,
-            "started": _now(),
-            **origin(),
-            "launch": token,
-            "world": shard.world,
-        }
         try:
-            _create(lineage, attempt_key(number, "claim"), claim)
+            _claim(lineage, number, shard.world, token)
         except AlreadyExists:
             continue  # Maybe by a rank of this launch: look again.
     raise FencedError(
         f"{shard.set}: {_JOIN_TRIES} launches were claimed while rank {shard.rank} tried."
     )
+
+
+def _claim(lineage: Lineage, number: int, world: int, token: str) -> None:
+    record = {
+        "attempt": number,
+        "started": _now(),
+        **origin(),
+        "launch": token,
+        "world": world,
+    }
+    _create(lineage, attempt_key(number, "claim"), record)
 
 
 def _is_ours(one: AttemptRecord, shard: Shard, token: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from parsl.config import Config
 from parsl.dataflow.memoization import Memoizer
-from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.executors import HighThroughputExecutor, MPIExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.executor import (
     DEFAULT_INTERCHANGE_LAUNCH_CMD,
@@ -34,6 +34,7 @@ from ckptflow.workflow.deadline import STOP_SIGNALS
 from ckptflow.workflow.retry import RetryHandler, UserHandler
 
 LOOPBACK = "127.0.0.1"
+MPI_POOL = "ckptflow.workflow.blocks.mpi_pool"
 
 # Parsl divides the cores of a node by this; the site says how many workers there are.
 _CORES_PER_WORKER = 0.001
@@ -119,23 +120,34 @@ def _executor(
         return ThreadPoolExecutor(label="threads", max_threads=model.workers)
     if isinstance(model.allocation, EndpointAllocation):
         return _on_endpoint(model.allocation)
+    pool = MPI_POOL if model.kind == "mpi" else None
+    command = _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD, pool)
+    options: dict[str, Any] = {
+        "provider": provider_of(model, worker_init(model, {**environment, **rescue})),
+        "address": _address(model),
+        "launch_cmd": leader_command(model, command, rescue=bool(rescue)),
+        "heartbeat_period": max(1, round(model.heartbeat_period_s)),
+        "heartbeat_threshold": max(2, round(model.heartbeat_threshold_s)),
+        "drain_period": _accepts_tasks_s(model),
+        "block_error_handler": give_up_after(model.failed_blocks_max),
+        "encrypted": model.encrypted,
+    }
+    if model.kind == "mpi":
+        executor = MPIExecutor(
+            label="mpi",
+            max_workers_per_block=min(model.workers, model.allocation.nodes),
+            mpi_launcher="mpiexec" if model.rank_launcher == "mpiexec" else "srun",
+            **options,
+        )
+        # It takes what its base does; only the annotation says otherwise.
+        executor.interchange_launch_cmd = _interchange_command(environment)
+        return executor
     return HighThroughputExecutor(
         label="htex",
-        provider=provider_of(model, worker_init(model, {**environment, **rescue})),
-        address=_address(model),
-        launch_cmd=leader_command(
-            model,
-            _in_this_python("process_worker_pool", DEFAULT_LAUNCH_CMD),
-            rescue=bool(rescue),
-        ),
         interchange_launch_cmd=_interchange_command(environment),
         cores_per_worker=_CORES_PER_WORKER,
         max_workers_per_node=model.workers,
-        heartbeat_period=max(1, round(model.heartbeat_period_s)),
-        heartbeat_threshold=max(2, round(model.heartbeat_threshold_s)),
-        drain_period=_accepts_tasks_s(model),
-        block_error_handler=give_up_after(model.failed_blocks_max),
-        encrypted=model.encrypted,
+        **options,
     )
 
 
@@ -171,13 +183,13 @@ def _accepts_tasks_s(model: ExecutorModel) -> int | None:
     return max(1, int(model.walltime_s - 2 * model.margin_s))
 
 
-def _in_this_python(program: str, command: str) -> str:
+def _in_this_python(program: str, command: str, module: str | None = None) -> str:
     """Replace a Parsl program by its module, run by this Python.
 
     The program is found by PATH otherwise, which holds the wrong environment, or none, when a
     script is started as ``.venv/bin/python script.py``.
     """
-    module = f"parsl.executors.high_throughput.{program}"
+    module = module or f"parsl.executors.high_throughput.{program}"
     return command.replace(f"{program}.py", f"{shlex.quote(sys.executable)} -m {module}", 1)
 
 

@@ -39,6 +39,8 @@ def provider_of(model: ExecutorModel, worker_init: str) -> Any:
             max_blocks=allocation.max_blocks,
             worker_init=worker_init,
         )
+    launcher = "simple" if model.kind == "mpi" else allocation.launcher
+    allocation = allocation.model_copy(update={"launcher": launcher})
     return _slurm(allocation, model.walltime_s or 0.0, worker_init)
 
 
