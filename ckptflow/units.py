@@ -88,6 +88,20 @@ def format_seconds(duration_s: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}min"
 
 
+def brief(duration_s: float) -> str:
+    """Return a duration in a few characters, for a table: ``"<1s"``, ``"42s"``, ``"3d04h"``."""
+    if duration_s < 1:
+        return "<1s"
+    if duration_s < 60:
+        return f"{int(duration_s)}s"
+    seconds = int(duration_s)
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    if seconds < 86400:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{seconds // 86400}d{seconds % 86400 // 3600:02d}h"
+
+
 def _split(
     text: str, noun: str, units: dict[str, float] | dict[str, int], *, example: str
 ) -> tuple[Fraction, str]:

@@ -23,7 +23,7 @@ from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.output import JsonOption
 from ckptflow.cli.runs import SiteOption, StoreOption
 from ckptflow.errors import ConfigError, NotFoundError
-from ckptflow.units import format_bytes, format_seconds, parse_seconds
+from ckptflow.units import brief, format_bytes, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from ckptflow.workflow.seeing.logs import Excerpt, Source
@@ -41,6 +41,7 @@ MonitoringOption = Annotated[
     typer.Option("--monitoring", help="Parsl's monitoring database, if not the run's own."),
 ]
 
+_REST = 4.0  # How much longer a watcher rests than it looks.
 _STYLES = {
     "running": "cyan", "launched": "blue", "waiting": "yellow", "finished": "green",
     "reused": "green", "stopped": "yellow", "failed": "red", "interrupted": "magenta",
@@ -76,9 +77,8 @@ def status(
         )
     if watch and not json_output:
         story = _watch(place, story, pause_s, options, everything=everything)
-    while watch and story.state == "running":
-        time.sleep(pause_s)
-        story = place.story(manifests=False)
+    elif watch:
+        *_, story = _stories(place, story, pause_s)
     if json_output or not watch:
         output.show(
             document(story),
@@ -115,10 +115,17 @@ def _watch(
 
 
 def _stories(place: RunPlace, story: RunStory, pause_s: float) -> Iterator[RunStory]:
+    """Yield a run as it is, again and again until it ends.
+
+    Of a run with very many tasks a look takes its time, but no more than a fifth of all time.
+    """
     yield story
+    took_s = 0.0
     while story.state == "running":
-        time.sleep(pause_s)
+        time.sleep(max(pause_s, _REST * took_s))
+        began_s = time.monotonic()
         story = place.story(manifests=False)
+        took_s = time.monotonic() - began_s
         yield story
 
 
@@ -178,27 +185,25 @@ def _screen(story: RunStory, options: list[str], *, everything: bool) -> Rendera
 
 def _table(story: RunStory, shown: list[Row]) -> Table:
     tiers = [name for name, _ in story.tiers]
-    columns = ["TASK", "STATE", "ATTEMPTS", "WHERE", "STEP", *(f"SAVED {t}" for t in tiers)]
-    table = output.table(*columns, "LOST", "ETA", numbers=("ATTEMPTS", "STEP", "LOST", "ETA"))
+    columns = ["TASK", "STATE", "ATT", "WHERE", "STEP", *tiers, "LOST", "ETA"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column in ("ATT", "STEP", "LOST", "ETA")
+        wraps = column in ("TASK", "WHERE")  # Of what is too wide these are given up last.
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=not wraps, overflow="fold"
+        )
     for one in shown:
         step = "" if one.step is None else str(one.step)
         if one.step is not None and one.total_steps:
-            step += f"/{one.total_steps} {100 * one.step / one.total_steps:.0f} %"
+            step += f"/{one.total_steps} {100 * one.step / one.total_steps:.0f}%"
         saved = [_saved(one, tier, story.now_s) for tier in tiers]
         eta = "unknown" if one.state == "running" else ""
-        eta = eta if one.eta_s is None else format_seconds(one.eta_s)
-        lost = format_seconds(one.lost_s) if one.lost_s else ""
+        eta = eta if one.eta_s is None else brief(one.eta_s)
+        lost = brief(one.lost_s) if one.lost_s else ""
         state = Text(one.state, style=_STYLES.get(one.state, ""))
-        cells: list[str | Text] = [
-            one.task,
-            state,
-            str(one.attempts),
-            one.where,
-            step,
-            *saved,
-            lost,
-            eta,
-        ]
+        cells: list[str | Text] = [one.task, state, str(one.attempts), one.where, step]
+        cells += [*saved, lost, eta]
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
     return table
 
@@ -207,9 +212,7 @@ def _saved(one: Row, tier: str, now_s: float) -> str:
     found = one.saved.get(tier)
     if found is None:
         return ""
-    ago = (
-        "" if found.taken_s is None else f" {format_seconds(max(0, now_s - found.taken_s))} ago"
-    )
+    ago = "" if found.taken_s is None else f" {brief(max(0, now_s - found.taken_s))}"
     return f"{found.step}{ago}"
 
 

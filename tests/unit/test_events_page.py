@@ -20,22 +20,32 @@ def on_the_page() -> dict[str, set[str]]:
     return {event: set(re.findall(r"`(\w+)`", fields)) for event, fields in rows}
 
 
+def constants() -> dict[str, str]:
+    """Return the names that modules give to texts that may be events."""
+    found = {}
+    for path in sorted((ROOT / "ckptflow" / "workflow").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case ast.Assign(
+                    targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))
+                ):
+                    found[name] = text
+    return found
+
+
 def written() -> Iterator[tuple[str, str, set[str]]]:
     """Yield where an event is written, its name, and the fields that are named there."""
+    known = constants()
     for path in sorted((ROOT / "ckptflow" / "workflow").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             function, first = node.func, node.args[0]
             name = getattr(function, "attr", getattr(function, "id", ""))
-            if (
-                name in WRITERS
-                and isinstance(first, ast.Constant)
-                and isinstance(first.value, str)
-                and EVENT.fullmatch(first.value)
-            ):
+            text = getattr(first, "value", known.get(getattr(first, "id", "")))
+            if name in WRITERS and isinstance(text, str) and EVENT.fullmatch(text):
                 fields = {one.arg for one in node.keywords if one.arg} - NO_FIELDS
-                yield f"{path.name}:{node.lineno}", first.value, fields
+                yield f"{path.name}:{node.lineno}", text, fields
 
 
 def test_every_event_is_on_the_page_with_its_fields() -> None:

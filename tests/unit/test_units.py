@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptflow.errors import ConfigError
-from ckptflow.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from ckptflow.units import brief, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,14 @@ def test_sizes_for_people(size_bytes: int, text: str) -> None:
 )  # fmt: skip
 def test_durations_for_people(duration_s: float, text: str) -> None:
     assert format_seconds(duration_s) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (0, "<1s"), (0.99, "<1s"), (1, "1s"), (59.9, "59s"), (60, "1m00s"), (3599, "59m59s"),
+        (3600, "1h00m"), (86399, "23h59m"), (273_600, "3d04h"),
+    ],
+)  # fmt: skip
+def test_brief_durations_are_cut_not_rounded(duration_s: float, text: str) -> None:
+    assert brief(duration_s) == text

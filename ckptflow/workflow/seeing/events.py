@@ -7,6 +7,7 @@ the events.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 from collections.abc import Iterable, Mapping
@@ -78,8 +79,11 @@ def time_text(event: Event) -> str:
 
 def seconds_of(text: object) -> float | None:
     """Return seconds since 1970 for a time in ISO 8601; ``None`` for anything else."""
-    if not isinstance(text, str):
-        return None
+    return _moment(text) if isinstance(text, str) else None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _moment(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
