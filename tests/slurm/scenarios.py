@@ -54,7 +54,7 @@ def scenario(*, fast: bool = False, signals: bool = False, **plan) -> Callable[[
     return put
 
 
-@scenario(signals=True, walltime="1min", margin="15s", steps=300, pause_s=0.3, tasks=1)
+@scenario(signals=True, walltime="2min", margin="15s", steps=220, pause_s=1.0, tasks=1)
 def walltime_shorter_than_the_task(run: DisturbedRun) -> str:
     """The task needs more than two allocations, and is never caught by the end of one."""
     run.start()
