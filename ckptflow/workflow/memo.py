@@ -214,7 +214,10 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         key = task["hashsum"]
         if key is None:
             return
-        self.memo_lookup_table[key] = task["app_fu"]
+        # Not Parsl's own future: that would keep all that is known of the task.
+        result: Future[Any] = Future()
+        result.set_result(r)
+        self.memo_lookup_table[key] = result
         if task["from_memo"] or self._file is None:
             return
         try:

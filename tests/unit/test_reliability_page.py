@@ -60,3 +60,11 @@ def test_the_errors_on_the_page_are_tried(repository: Path, page: str) -> None:
 def test_the_mistakes_on_the_page_are_in_the_simulation(repository: Path, page: str) -> None:
     defined = names_in(repository / "tests" / "simulate" / "simulated_disk.py")
     assert set(re.findall(r"`(DiskThat\w+)`", page)) <= defined
+
+
+def test_each_scenario_on_slurm_is_in_the_table(repository: Path, page: str) -> None:
+    text = (repository / "tests" / "slurm" / "scenarios.py").read_text()
+    names = re.findall(r"^def (\w+)\(run: DisturbedRun\) -> str:", text, re.MULTILINE)
+    assert len(names) > 12
+    table = page.split("## Failures of allocations")[1].split("\n## ")[0]
+    assert [name for name in names if f"| {name.replace('_', ' ')} |" not in table] == []
