@@ -341,12 +341,13 @@ class Run:
                 handler.close()  # Parsl only takes it out, and leaves its file open.
             for text in self._blocks.cancel():
                 self._problem(text)
+        if self._journal is not None:  # Parsl may have been interrupted while it started.
             grace_s = GRACE_S if in_peace else STOP_GRACE_S
             end_leftovers(self.folder, lambda session: session == self.session, grace_s=grace_s)
             self._blocks.look()
-            stop_tasks_here(None)
         active.leave(self)
         self._stopping.end()
+        stop_tasks_here(None)
 
     def _wait_for_copies(self) -> None:
         """Wait for what tasks have left to the agent of this node, and hear what failed."""

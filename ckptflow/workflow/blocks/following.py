@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from parsl.executors.high_throughput.errors import (
     CommandClientBadError,
@@ -24,19 +24,14 @@ from parsl.executors.high_throughput.errors import (
 )
 from parsl.jobs.states import TERMINAL_STATES, JobState
 
+from ckptflow.workflow.tasks import Note
+
 NAME_PREFIX = "cf"
 SESSION_LETTERS = 12  # PBS cuts names after 15.
 
 _MANAGERS_EVERY_S = 10.0
 _COMMAND_ERRORS = (CommandClientBadError, CommandClientTimeoutError)
 _log = logging.getLogger("ckptflow")
-
-
-class Note(Protocol):
-    """Adds an event to the journal."""
-
-    def __call__(self, event: str, *, sync: bool = False, **fields: object) -> None:
-        """Add it; with ``sync`` it is on the disk afterwards."""
 
 
 def block_name(session: str) -> str:
