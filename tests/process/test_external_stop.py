@@ -6,6 +6,7 @@ signal when the code has got far enough.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -138,6 +139,22 @@ def test_a_code_that_does_not_listen_is_killed(tmp_path: Path, options: dict[str
     assert error.step >= 10
     assert error.step in worker.steps()
     check_that_it_goes_on(worker, error, tmp_path)
+
+
+def test_a_code_that_heard_the_signal_by_itself_has_not_finished(tmp_path: Path) -> None:
+    """It ends with 0 within the moment, before the watch is looked at."""
+    worker = Worker(tmp_path, stop_signal="USR1")
+
+    def command(ckpt: Any) -> str:
+        return f"{CODE} --steps 20; kill -USR1 {os.getpid()}"
+
+    task = TaskCommand(command, identity_of(command, ()))
+    with (
+        begin_attempt(worker.spec, lambda: "command") as attempt,
+        pytest.raises(Preempted, match="SIGUSR1") as caught,
+    ):
+        task._run(worker.spec, attempt, (), {})
+    assert caught.value.step == 20
 
 
 def test_a_code_is_asked_early_enough_before_the_end(tmp_path: Path) -> None:

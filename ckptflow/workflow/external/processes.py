@@ -23,6 +23,8 @@ from typing import Self
 
 import psutil
 
+from ckptflow.workflow.blocks.processes import handles
+
 MARK = "CKPTFLOW_CODE"  # Folder and attempt, as "3:/path/of/the/folder".
 
 _ENTRY = f"{MARK}=".encode()
@@ -92,16 +94,6 @@ def signal_handlers(mark: str, number: signal.Signals) -> int:
                 process.send_signal(number)
                 sent += 1
     return sent
-
-
-def handles(pid: int, number: signal.Signals) -> bool:
-    """Tell whether a process has a handler for a signal; no, where that cannot be known."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    caught = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
 def is_written_by(mark: str, device: int, inode: int) -> bool:

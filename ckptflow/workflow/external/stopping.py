@@ -69,9 +69,14 @@ class Stopper:
 
     def leave(self) -> None:
         """Stop watching: the command is over."""
+        if self._over.is_set():
+            return
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        # Schedulers and leaders tell the code itself, too. One that hears them ends well,
+        # perhaps before anybody here has looked, and yet has not finished.
+        self.reason = self.reason or self._watch()
 
     def kill(self) -> None:
         """Kill the command now, or when it starts: what it is asked of may be on its way."""
