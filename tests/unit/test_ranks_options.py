@@ -60,7 +60,6 @@ def test_what_is_replicated_is_said_where_ranks_attach() -> None:
         (ExecutorModel(), "an allocation of this site has 1.*nodes = 2"),
         (executor(slurm(1)), "an allocation of this site has 1"),
         (executor(slurm()), 'has workers of its own.*kind = "mpi"'),
-        (executor(slurm(launcher="simple"), workers=3), "3 workers .* would share its nodes"),
         (
             executor(slurm(), kind="mpi", rank_launcher="processes"),
             "'processes' starts ranks on one node",

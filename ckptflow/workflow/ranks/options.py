@@ -132,12 +132,6 @@ def _check_nodes(said: str, ranks: Ranks, model: ExecutorModel) -> None:
                 f'which take other tasks. Use kind = "mpi" in [executor], or launcher = '
                 f'"simple" in [executor.allocation] and workers = 1.'
             )
-        if model.workers > 1:
-            raise ConfigError(
-                f"{said}, but {model.workers} workers of an allocation would share its nodes. "
-                f'Use kind = "mpi" in [executor], which gives each task nodes of its own, or '
-                f"workers = 1."
-            )
 
 
 def resources(ranks: Ranks | None) -> dict[str, int]:
