@@ -126,6 +126,7 @@ class Site(Strict):
     run_dir: Path | None = None
     key_file: Path | None = None
     encrypt: bool = False
+    lock_stale_s: Annotated[Seconds, Field(alias="lock_stale", ge=2)] = 120.0
     tiers: Annotated[tuple[TierModel, ...], Field(min_length=1)]
     executor: ExecutorModel = ExecutorModel()
     flush: FlushModel = FlushModel()

@@ -30,6 +30,7 @@ from ckptflow.workflow.active import current_run
 from ckptflow.workflow.attempt import TaskFunction
 from ckptflow.workflow.command import TaskCommand, attach
 from ckptflow.workflow.identity import CKPT, identity_of
+from ckptflow.workflow.input_files import checked_files_by, files_of
 
 if TYPE_CHECKING:
     from parsl.dataflow.dflow import DataFlowKernel
@@ -51,6 +52,10 @@ class Options(TypedDict, total=False):
         packing: how to store them: ``"auto"``, ``"small"``, ...
         capture: what a save copies: ``"auto"``, ``"copy"``, ``"diff-first"``, ``"lazy"``.
         policy: name of a policy in the site file, for what is not said here.
+        version: a text; results and checkpoints of another version are not used. ``"auto"`` is
+            a digest of the function's code, and of what that uses of the workflow's files.
+        files: parameters whose texts and paths name input files; a `parsl.File` is one anyway.
+        files_by: what of an input file counts: its ``"content"``, or its ``"name"`` only.
     """
 
     key: Sequence[str] | str | None
@@ -59,6 +64,9 @@ class Options(TypedDict, total=False):
     packing: str | Packing | None
     capture: Capture
     policy: str | None
+    version: str | None
+    files: Sequence[str] | str
+    files_by: Literal["content", "name"]
 
 
 class Decorator(Protocol):
@@ -80,6 +88,9 @@ class App:
         capture: what a save copies, if the app says so.
         policy: name of a policy of the site, if the app names one.
         parsl: the app as Parsl knows it.
+        version: its version, if it has one.
+        files: parameters that name input files.
+        files_by: what of an input file counts.
     """
 
     def __init__(
@@ -100,7 +111,11 @@ class App:
             raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {known}.")
         self.every, self.keep = options.get("every"), options.get("keep")
         self.packing, self.capture = options.get("packing"), options.get("capture")
-        self.policy = options.get("policy")
+        self.policy, self.version = options.get("policy"), options.get("version")
+        self.files = files_of(function, options.get("files", ()))
+        self.files_by = checked_files_by(options.get("files_by", "content"))
+        if self.version is not None and (not self.version or type(self.version) is not str):
+            raise ConfigError(f"version= is a text that is not empty, not {self.version!r}.")
         parse_interval(self.every)
         retention_by_tier(self.keep, None)
         parse_packing(self.packing)

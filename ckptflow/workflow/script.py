@@ -16,17 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptflow.errors import ConfigError, NotFoundError
-from ckptflow.model import LineageId
+from ckptflow.errors import ConfigError
 from ckptflow.site import Site, load_site
 from ckptflow.site.tiers import place_of
-from ckptflow.store.catalog import Lineage, lineages
-from ckptflow.workflow import journal
-from ckptflow.workflow.restart import PlannedTask, plan
-from ckptflow.workflow.run import JOURNAL, last_run
+from ckptflow.workflow.run import last_run
 from ckptflow.workflow.summary import RunSummary
 
 RUN_VARIABLE, SITE_VARIABLE, STORE_VARIABLE = "CKPTFLOW_RUN", "CKPTFLOW_SITE", "CKPTFLOW_STORE"
+CHANGE_VARIABLE = "CKPTFLOW_ON_CHANGE"
 
 _NO_SCRIPTS = frozenset({"ipykernel_launcher.py", "colab_kernel_launcher.py"})
 
@@ -61,27 +58,13 @@ class Outcome:
     summary: RunSummary | None
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPlan:
-    """What a restart of a run will do.
-
-    Attributes:
-        run: its name.
-        launch: how it is started.
-        tasks: what happens to each of its tasks, and why.
-    """
-
-    run: str
-    launch: Launch
-    tasks: tuple[PlannedTask, ...]
-
-
 def execute(
     launch: Launch,
     *,
     name: str | None = None,
     site: str | None = None,
     store: str | Path | None = None,
+    on_change: str | None = None,
     on_summary: Callable[[RunSummary], None] = lambda _summary: None,
 ) -> Outcome:
     """Execute a script in this process and return what became of it.
@@ -93,6 +76,7 @@ def execute(
         name: name of the run, instead of the script's.
         site: name or file of a site, instead of the script's.
         store: folder or address for checkpoints, instead of the script's.
+        on_change: what to do with changed tasks, instead of what the script says.
         on_summary: told what became of the last run in it, also if the script raises.
 
     Raises:
@@ -104,6 +88,7 @@ def execute(
         RUN_VARIABLE: name,
         SITE_VARIABLE: site,
         STORE_VARIABLE: None if store is None else place_of(store),
+        CHANGE_VARIABLE: on_change,
     }
     before = last_run()
     summary: RunSummary | None = None
@@ -121,28 +106,9 @@ def execute(
     return Outcome(status, message, summary)
 
 
-def plan_restart(
-    name: str, *, site: str | None = None, store: str | Path | None = None
-) -> RestartPlan:
-    """Return what starting a run again will do; nothing is started.
-
-    Args:
-        name: the run.
-        site: name or file of its site, as for `execute`; ``local`` if not given.
-        store: folder or address of its checkpoints, if it was given one.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConfigError: it was not started from a script, so it cannot be started again here.
-    """
-    place = site_of(site, store)
-    events = list(journal.read(place.runs_folder / name / JOURNAL))
-    tiers = place.open_tiers()
-    found = [Lineage(tiers, lineage) for lineage in lineages(tiers, name)]
-    if not events:
-        raise _no_journal(name, place, [one.id for one in found])
-    newest = {one.id.task: _newest_step(one) for one in found}
-    return RestartPlan(name, last_launch(events, name), tuple(plan(events, newest)))
+def last_start(events: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """Return what the journal says of the last start; nothing if it does not."""
+    return next((one for one in reversed(events) if one["event"] == "run-started"), {})
 
 
 def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
@@ -151,7 +117,7 @@ def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
     Raises:
         ConfigError: not from a script that could be started again.
     """
-    started = next((one for one in reversed(events) if one["event"] == "run-started"), {})
+    started = last_start(events)
     match started.get("argv"), started.get("folder"):
         case [str(first), *rest], str(folder):
             script = Path(folder, first)
@@ -169,26 +135,6 @@ def site_of(site: str | None, store: str | Path | None) -> Site:
     chosen = load_site(site or os.environ.get(SITE_VARIABLE) or "local")
     folder = store or os.environ.get(STORE_VARIABLE)
     return chosen.with_store(folder) if folder else chosen.at(Path.cwd())
-
-
-def _no_journal(
-    name: str, place: Site, found: Sequence[LineageId]
-) -> NotFoundError | ConfigError:
-    if found:
-        return ConfigError(
-            f"Run {name!r} has checkpoints, but no journal in {place.runs_folder}: it was not "
-            f"started by ckptflow.run(). Start its program again: that is the restart."
-        )
-    known = sorted(path.parent.name for path in place.runs_folder.glob(f"*/{JOURNAL}"))
-    return NotFoundError(
-        f"There is no run {name!r} in {place.runs_folder}; there is "
-        f"{', '.join(known) or 'nothing'}. If it is elsewhere, say --site or --store."
-    )
-
-
-def _newest_step(lineage: Lineage) -> int | None:
-    newest = lineage.newest()
-    return newest.id.step if newest else None
 
 
 def _status(code: object) -> tuple[int, str | None]:

@@ -117,8 +117,9 @@ def test_an_unfinished_task_goes_on_in_the_next_run(tmp_path: Path) -> None:
     assert status(second.summary(), "breaks") == FINISHED
     events = [e["event"] for e in journal.read(second.folder / "journal.jsonl")]
     assert events == [
-        "run-started", "task-launched", "task-try-failed", "task-failed", "run-ended",
-        "run-started", "task-launched", "task-finished", "run-ended",
+        "run-started", "app-defined", "task-launched", "task-try-failed", "task-failed",
+        "run-ended",
+        "run-started", "app-defined", "task-launched", "task-finished", "run-ended",
     ]  # fmt: skip
 
 
