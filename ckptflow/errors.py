@@ -4,7 +4,8 @@ CheckpointError
 ├── ConfigError             fix the site file or the arguments          (also ValueError)
 │   ├── StateError              the state cannot be saved, or does not fit the checkpoint
 │   │   └── ReplicasDiffer          what is called replicated is not alike on all ranks
-│   └── TooLarge                a call or a result is more than the service carries
+│   ├── TooLarge                a call or a result is more than the service carries
+│   └── TaskChanged             what is stored of a task was made by another code or arguments
 ├── NotFoundError           nothing of that name: start from step 0 (also KeyError)
 ├── TierError               the place failed: use another copy or another tier
 │   ├── TierUnavailable         may pass when tried again
@@ -83,6 +84,22 @@ class TooLarge(ConfigError):
     """
 
     kind = "too-large"
+
+
+class TaskChanged(ConfigError):
+    """A task is not what it was when its result or checkpoint was made. It was not started.
+
+    Raised if the run asks for it (``on_change="fail"``). ``changes`` has one text per change.
+    """
+
+    kind = "task-changed"
+
+    def __init__(self, message: str, *, task: str = "", changes: tuple[str, ...] = ()) -> None:
+        self.task, self.changes = task, changes
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self),), vars(self))
 
 
 class NotFoundError(CheckpointError, KeyError):

@@ -12,6 +12,7 @@ import typer
 
 import ckptflow
 from ckptflow.cli import (
+    again,
     cleaning,
     doctor,
     flushing,
@@ -66,6 +67,8 @@ app.command("logs")(seeing.logs)
 app.command("events")(seeing.events)
 app.command("report")(seeing.report)
 app.command("metrics")(seeing.metrics)
+app.command("invalidate")(again.invalidate)
+app.command("rerun")(again.rerun)
 app.command("ls")(lists.ls)
 app.command("show")(lists.show)
 app.command("verify")(soundness.verify_command)

@@ -22,7 +22,8 @@ from ckptflow.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ckptflow.cli.demo import DemoResult
-    from ckptflow.workflow.script import Launch, Outcome, RestartPlan, UserLayer
+    from ckptflow.workflow.planning import RestartPlan
+    from ckptflow.workflow.script import Launch, Outcome, UserLayer
 
 SiteOption = Annotated[
     str | None, typer.Option("--site", help="Name of a site, or its TOML file.")
@@ -42,6 +43,16 @@ SetOption = Annotated[
     ),
 ]
 
+OnChangeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-change",
+        metavar="resume|redo|fail",
+        help="What to do with tasks that have changed since their results or checkpoints "
+        "were made.",
+    ),
+]
+
 
 @output.reports_errors
 def run_command(
@@ -57,6 +68,7 @@ def run_command(
     store: StoreOption = None,
     user: UserOption = None,
     settings: SetOption = None,
+    on_change: OnChangeOption = None,
     json_output: JsonOption = False,
 ) -> int:
     """Run a workflow script. The same line again goes on.
@@ -69,7 +81,13 @@ def run_command(
     launch = Launch(script.expanduser().absolute(), tuple(arguments or ()), Path.cwd())
     layer = UserLayer(user, tuple(settings or ()))
     outcome = _execute(
-        launch, name=name, site=site, store=store, layer=layer, as_json=json_output
+        launch,
+        name=name,
+        site=site,
+        store=store,
+        layer=layer,
+        on_change=on_change,
+        as_json=json_output,
     )
     if json_output:
         document = outcome.summary.as_json() if outcome.summary else None
@@ -86,30 +104,75 @@ def restart(
     store: StoreOption = None,
     user: UserOption = None,
     settings: SetOption = None,
+    on_change: OnChangeOption = None,
     json_output: JsonOption = False,
 ) -> int:
     """Print what happens to each task of a run and why, and start it again.
 
     It is started with the script, arguments and folder that its journal names.
     """
-    from ckptflow.workflow.script import UserLayer, plan_restart
+    from ckptflow.workflow.script import UserLayer
 
-    layer = UserLayer(user, tuple(settings or ()))
-    plan = plan_restart(name, site=site, store=store, layer=layer)
-    document: dict[str, object] = {"plan": plan}
-    if not json_output:
+    return run_again(
+        name,
+        {},
+        start=not dry_run,
+        site=site,
+        store=store,
+        layer=UserLayer(user, tuple(settings or ())),
+        on_change=on_change,
+        as_json=json_output,
+    )
+
+
+def run_again(
+    name: str,
+    document: dict[str, object],
+    *,
+    start: bool,
+    site: str | None,
+    store: str | None,
+    layer: UserLayer,
+    on_change: str | None,
+    as_json: bool,
+) -> int:
+    """Print the plan of a restart, and start the run again if that is asked for.
+
+    Args:
+        name: the run.
+        document: what was done before; the plan and what came of the run are added to it.
+        start: whether to start it.
+        site: its site, if it was given.
+        store: its store, if it was given.
+        layer: what is laid on top of its site.
+        on_change: what to do with changed tasks; as in the last start if not given.
+        as_json: print one document at the end, instead of the plan as a table before.
+
+    Returns:
+        The exit code.
+    """
+    from ckptflow.workflow.planning import plan_restart
+
+    plan = plan_restart(name, site=site, store=store, layer=layer, on_change=on_change)
+    document["plan"] = plan
+    if not as_json:
         output.show(plan, lambda console: _print_plan(console, plan), as_json=False)
         sys.stdout.flush()
     code = int(ExitCode.OK)
-    if not dry_run:
-        launch = plan.launch
+    if start:
         outcome = _execute(
-            launch, name=name, site=site, store=store, layer=layer, as_json=json_output
+            plan.launch,
+            name=name,
+            site=site,
+            store=store,
+            layer=layer,
+            on_change=on_change,
+            as_json=as_json,
         )
         document["status"] = outcome.status
         document["run"] = outcome.summary.as_json() if outcome.summary else None
         code = _exit_code(outcome)
-    if json_output:
+    if as_json:
         output.show(document, _nothing, as_json=True)
     return code
 
@@ -181,6 +244,7 @@ def _execute(
     site: str | None,
     store: str | None,
     layer: UserLayer,
+    on_change: str | None,
     as_json: bool,
 ) -> Outcome:
     """Execute the script; what became of its run goes to stderr, whatever happened."""
@@ -196,6 +260,7 @@ def _execute(
             site=site,
             store=store,
             layer=layer,
+            on_change=on_change,
             on_summary=lambda summary: console.print(Text(str(summary))),
         )
     if outcome.message is not None:
@@ -215,6 +280,10 @@ def _print_plan(console: Console, plan: RestartPlan) -> None:
     for task in plan.tasks:
         output.add_row(table, [task.task, task.action, task.resume_step, task.reason])
     console.print(table if plan.tasks else "no tasks were started yet")
+    for text in plan.unseen:
+        console.print(Text(text))
+    console.print(Text(f"before: {plan.before}"))
+    console.print(Text(f"now: {plan.now}"))
     launch = plan.launch
     line = " ".join([str(launch.script), *launch.arguments])
     console.print(Text(f"run {plan.run}: {line} (in {launch.folder})"))

@@ -129,6 +129,7 @@ class Site(Strict):
     run_dir: Path | None = None
     key_file: Path | None = None
     encrypt: bool = False
+    lock_stale_s: Annotated[Seconds, Field(alias="lock_stale", ge=2)] = 120.0
     tiers: Annotated[tuple[TierModel, ...], Field(min_length=1)]
     required: dict[str, str] = Field(default_factory=dict)
     executor: ExecutorModel = ExecutorModel()

@@ -384,13 +384,21 @@ class Lineage:
         """Return (attempt, step): older attempts count up to that step only."""
         limits = []
         for attempt, what in self._attempt_keys():
-            if what == "resume" and (record := self._read_record(attempt, what)) is not None:
-                step = _resumed_step(attempt, record)
-                if step is None:  # To obey damage could void the whole history.
-                    self._note_record(attempt, what, f"contradicts itself: {dict(record)}")
-                else:
-                    limits.append((attempt, step))
+            if what == "resume" and (step := self.resume_limit(attempt)) is not None:
+                limits.append((attempt, step))
         return limits
+
+    def resume_limit(self, attempt: int) -> int | None:
+        """Return up to which step older attempts count, says the resume object of ``attempt``.
+
+        -1 is the beginning, ``None`` that there is no such object, or that it makes no sense.
+        """
+        if (record := self._read_record(attempt, "resume")) is None:
+            return None
+        step = _resumed_step(attempt, record)
+        if step is None:  # To obey damage could void the whole history.
+            self._note_record(attempt, "resume", f"contradicts itself: {dict(record)}")
+        return step
 
 
 def decode_manifest(

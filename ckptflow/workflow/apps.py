@@ -35,6 +35,7 @@ from ckptflow.workflow.attempt import TaskFunction
 from ckptflow.workflow.command import TaskCommand
 from ckptflow.workflow.external import CodeOptions, parse_code
 from ckptflow.workflow.identity import CKPT, identity_of
+from ckptflow.workflow.input_files import checked_files_by, files_of
 from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
 from ckptflow.workflow.ranks.options import parse_ranks
 
@@ -65,6 +66,10 @@ class Options(TypedDict, total=False):
             says if not given.
         replicated: which leaves are alike on all ranks, see `ShardedCheckpointer`.
         per_rank: whose own leaves a rank gets when their number has changed.
+        version: a text; results and checkpoints of another version are not used. ``"auto"`` is
+            a digest of the function's code, and of what that uses of the workflow's files.
+        files: parameters whose texts and paths name input files; a `parsl.File` is one anyway.
+        files_by: what of an input file counts: its ``"content"``, or its ``"name"`` only.
     """
 
     key: Sequence[str] | str | None
@@ -78,6 +83,10 @@ class Options(TypedDict, total=False):
     launcher: RankLauncher | None
     replicated: Replicated
     per_rank: PerRank
+
+    version: str | None
+    files: Sequence[str] | str
+    files_by: Literal["content", "name"]
 
 
 class BashOptions(Options, CodeOptions):
@@ -105,6 +114,9 @@ class App:
         parsl: the app as Parsl knows it.
         ranks: how many ranks its tasks have; ``None``: each is one process.
         code: what it says of restart files that its command writes by itself, if it does.
+        version: its version, if it has one.
+        files: parameters that name input files.
+        files_by: what of an input file counts.
     """
 
     def __init__(
@@ -126,7 +138,11 @@ class App:
             raise TypeError(f"An app has no {unknown[0]}=; beside Parsl's it has {names}.")
         self.every, self.keep = options.get("every"), options.get("keep")
         self.packing, self.capture = options.get("packing"), options.get("capture")
-        self.policy = options.get("policy")
+        self.policy, self.version = options.get("policy"), options.get("version")
+        self.files = files_of(function, options.get("files", ()))
+        self.files_by = checked_files_by(options.get("files_by", "content"))
+        if self.version is not None and (not self.version or type(self.version) is not str):
+            raise ConfigError(f"version= is a text that is not empty, not {self.version!r}.")
         parse_interval(self.every)
         retention_by_tier(self.keep, None)
         parse_packing(self.packing)

@@ -198,6 +198,24 @@ class TaskFunction:
         """Where the function is defined: module and qualified name."""
         return self._function.__module__, self._function.__qualname__
 
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The user's function itself."""
+        return self._function
+
+    @property
+    def identity(self) -> Identity:
+        """How its calls are told apart."""
+        return self._identity
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by the names of parameters, defaults filled in.
+
+        Raises:
+            TypeError: the call does not fit the function.
+        """
+        return self._bind(args, kwargs)
+
     def task_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the name of the task that a call is; the arguments have to be resolved.
 

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -123,11 +123,17 @@ class Journal:
         self.close()
 
 
-def read(path: Path) -> Iterator[Mapping[str, Any]]:
+def read(path: Path, *, only: Collection[str] | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield the events of a journal, the oldest first; torn and foreign lines are passed over.
 
     A file that does not exist has no events.
+
+    Args:
+        path: the file.
+        only: names of the events to yield; others are not even parsed, which saves most of
+            the time in a long journal.
     """
+    wanted = tuple(_begin(name) for name in only) if only is not None else b""
     try:
         file = path.open("rb", buffering=_BLOCK_BYTES)
     except FileNotFoundError:
@@ -136,6 +142,8 @@ def read(path: Path) -> Iterator[Mapping[str, Any]]:
         for line in file:
             if not line.endswith(b"\n"):
                 continue  # Torn, even if it happens to read as JSON: "12" of "123", say.
+            if not line.startswith(wanted):
+                continue
             try:
                 record = json.loads(line)
             except ValueError:
@@ -151,6 +159,11 @@ def _release(waiting: Iterable[threading.Event]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _begin(event: str) -> bytes:
+    """Return how the line of an event begins: its name comes first."""
+    return _encoder.encode({"event": event}).encode()[:-1]
 
 
 def _encode(record: Mapping[str, object]) -> bytes:

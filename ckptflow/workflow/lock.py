@@ -6,15 +6,19 @@ on shared file systems too. The file says who holds it, on which host, since whe
 
 A holder on this host is alive if its process is (same number *and* same start time, since
 numbers are used again). One on another host cannot be asked; it renews the file's time every
-few seconds, and is taken for dead when it has not for two minutes. Should it live after all,
-its tasks are fenced (see the format page): the lock keeps order, it does not guard data.
+few seconds, and is taken for dead when it has not for two minutes. All times are those of the
+file system, so hosts with wrong clocks agree. The same host is one with the same name, booted
+at the same time, whose processes have the same numbers: a container may share its name.
 
-``tests/unit/test_lock.py``.
+Should a holder live that was taken for dead, it finds the lock gone when it next renews it, and
+stops; its tasks are fenced (see the format page). The lock keeps order, it does not guard data.
+
+``tests/unit/test_lock.py``, ``tests/process/test_two_hosts.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import socket
@@ -29,7 +33,8 @@ from ckptflow.errors import RunLocked, WorkflowError
 from ckptflow.tiers import durable
 
 STALE_AFTER_S = 120.0
-RENEW_EVERY_S = 15.0
+RENEWALS = 8  # In that time: so many may be late in a row.
+RENEW_EVERY_S = STALE_AFTER_S / RENEWALS
 
 _TRIES = 100
 _START_TIME_TOLERANCE_S = 2.0  # The kernel's clock tick, and a clock that is being set.
@@ -45,6 +50,7 @@ class Holder:
         started_s: when the process started, seconds since 1970.
         session: random name of this run's life; workers carry it in their environment.
         released: whether it gave the lock back.
+        machine: which boot of which host, and whose process numbers; empty if not recorded.
     """
 
     host: str
@@ -52,16 +58,23 @@ class Holder:
     started_s: float
     session: str
     released: bool = False
+    machine: str = ""
 
     @staticmethod
     def of_this_process(session: str) -> Holder:
         """Return what this process writes into a lock."""
         process = psutil.Process()
-        return Holder(socket.gethostname(), process.pid, process.create_time(), session)
+        return Holder(
+            socket.gethostname(),
+            process.pid,
+            process.create_time(),
+            session,
+            machine=_machine(),
+        )
 
     def is_here(self) -> bool:
-        """Tell whether it ran on this host."""
-        return self.host == socket.gethostname()
+        """Tell whether it ran on this host, where it can be looked for by its number."""
+        return self.host == socket.gethostname() and self.machine in ("", _machine())
 
     def is_running(self) -> bool:
         """Tell whether the process exists on this host."""
@@ -81,6 +94,8 @@ class RunLock:
         run: name of the run, for messages.
         session: random name of this run's life.
         is_running: asked whether a holder on this host exists.
+        stale_after_s: how long a holder elsewhere may be silent before it is taken for dead.
+            All processes that use the lock should have the same.
     """
 
     def __init__(
@@ -90,9 +105,11 @@ class RunLock:
         run: str,
         session: str,
         is_running: Callable[[Holder], bool] = Holder.is_running,
+        stale_after_s: float = STALE_AFTER_S,
     ) -> None:
         self._folder, self._run, self._session = folder, run, session
         self._folders, self._is_running = durable.Folders(), is_running
+        self._stale_after_s = stale_after_s
         self._number: int | None = None
         self.dead_holders: list[Holder] = []
 
@@ -130,18 +147,54 @@ class RunLock:
         """
         self._refuse_if_alive(max(self._numbers(), default=0))
 
+    @property
+    def renew_every_s(self) -> float:
+        """How often the holder has to show that it lives."""
+        return self._stale_after_s / RENEWALS
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process holds the lock, as far as the folder shows right now."""
+        return self._number is not None and self._path(self._number).exists()
+
     def renew(self) -> None:
-        """Show processes on other hosts that this one lives."""
-        if self._number is not None:
-            # A vanished file means that somebody took the lock over; fencing sorts that out.
-            with contextlib.suppress(OSError):
-                os.utime(self._path(self._number))
+        """Show processes on other hosts that this one lives.
+
+        A file system that does not answer for a while is in nobody's way.
+
+        Raises:
+            RunLocked: another process has taken the lock over. Once; then it is not held.
+        """
+        if self._number is None:
+            return
+        try:
+            os.utime(self._path(self._number))
+            newest = max(self._numbers(), default=self._number)
+        except FileNotFoundError:
+            newest = max(self._numbers(), default=self._number)
+            if newest == self._number:
+                newest += 1  # Gone altogether: somebody has cleared the folder.
+        except OSError:
+            return
+        if newest > self._number:
+            self._number = None
+            raise RunLocked(self._taken_over(self._read(newest)))
+
+    def _taken_over(self, holder: Holder | None) -> str:
+        who = f"process {holder.pid} on {holder.host}" if holder else "somebody else"
+        return (
+            f"Run {self._run!r} was taken over by {who}: this process gave no sign of life for "
+            f"{self._stale_after_s:.0f} s, or none that reached the file system. It stops, and "
+            f"leaves the run to the other."
+        )
 
     def release(self) -> None:
         """Give the lock back. The file stays, so that numbers only grow."""
         if self._number is None:
             return
         path, self._number = self._path(self._number), None
+        if not path.exists():
+            return  # Taken over, and nobody has noticed.
         holder = asdict(Holder.of_this_process(self._session)) | {"released": True}
         durable.write_atomic(path, [json.dumps(holder).encode()], self._folders)
 
@@ -183,7 +236,7 @@ class RunLock:
         else:
             silent_s = self._silent_s(number)
             alive, how = (
-                silent_s < STALE_AFTER_S,
+                silent_s < self._stale_after_s,
                 f"it gave a sign of life {silent_s:.0f} s ago",
             )
         if alive:
@@ -221,3 +274,14 @@ class RunLock:
             return Holder(**json.loads(self._path(number).read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             return None  # Taken back this instant, or no lock of ours: nobody can be asked.
+
+
+@functools.cache
+def _machine() -> str:
+    """Return what tells two hosts of one name apart, and two boots of one host."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        numbers = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return ""
+    return f"{boot} {numbers}"

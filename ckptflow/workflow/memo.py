@@ -1,20 +1,15 @@
 """The Parsl memo: results of finished tasks, so that a rerun does not run them again.
 
 Parsl's own memo file is a row of pickles. Cut anywhere, by a kill or a full disk, it stops the
-next run from starting, and a result whose class is gone does so too. This one frames each
-record and checks it, drops what is torn, and unpickles a result only when it is asked for.
-Records are written and synced by a thread, about 50 ms after the task's result is known: a
-system call in the thread that hands out results would cost every task more than Parsl itself
-does. A process that is killed may lose the results of that moment; those tasks run again.
-
-File: 16 bytes of magic, then records. A record is ``u32 size, u32 CRC-32`` (little-endian) of a
-body, and the body: 32 bytes of key, then the pickled result. One file belongs to one run name,
-and only the process with the run lock writes it.
+next run from starting, and a result whose class is gone does so too. This one checks each
+record (`memo_file`), and unpickles a result only when it is asked for.
 
 Keys never fail: where Parsl gives up (bytes, arrays, sets, dataclasses, paths), the canonical
-bytes of the arguments are hashed; a task whose arguments have none is run and not remembered.
+bytes of the arguments are hashed, and with them the content of input files and the version of
+the app; a task whose arguments have no such bytes is run and not remembered. A result whose
+output files are gone is not used either, since somebody may need them.
 
-``tests/unit/test_memo.py`` cuts a file at every byte and flips bits in it.
+``tests/unit/test_memo.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +18,9 @@ import hashlib
 import logging
 import os
 import pickle
-import struct
-import threading
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,129 +29,59 @@ from parsl.dataflow.memoization import BasicMemoizer, id_for_memo
 from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.errors import ConfigError
-from ckptflow.workflow.canonical import encode_call
+from ckptflow.workflow.canonical import encode, encode_call
+from ckptflow.workflow.definition import Definition
+from ckptflow.workflow.input_files import missing_outputs
+from ckptflow.workflow.memo_file import MemoFile, Remembered
 
-MAGIC = b"CKPTFLOW-MEMO-1\n"
-
-_HEAD = struct.Struct("<II")
-_KEY_BYTES = 32
-_WRITE_EVERY_S = 0.05
-_WAITING_BYTES_MAX = 64 << 20
+_KEY_DIGITS = 32
 
 _log = logging.getLogger("ckptflow")
 
-Notice = Callable[[TaskRecord, bool], None]
-"""Told of a task that is about to be launched, and whether its result was remembered."""
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a task.
 
-class MemoFile:
-    """Appends to and reads a memo file. Safe to use from several threads.
-
-    Args:
-        path: the file; made if absent, and cut after its last sound record.
-        failed: told when records could not be written; the file is as it was then.
+    Attributes:
+        task: its name; that of its function, if it is not of one of our apps.
+        definition: what it is made of, if that is known.
+        files: digest of each input file, by where it stands among the arguments.
+        needs_outputs: whether a result counts only while its output files are there.
     """
 
-    def __init__(
-        self, path: Path, *, failed: Callable[[str], None] = lambda _text: None
-    ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-        self.path, self._failed = path, failed
-        self._end_bytes = self._find_end()
-        os.ftruncate(self._descriptor, self._end_bytes)
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._dirty, self._over = threading.Event(), threading.Event()
-        self._writer = threading.Thread(target=self._work, name="ckptflow-memo", daemon=True)
-        self._writer.start()
+    task: str
+    definition: Definition | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    needs_outputs: bool = True
 
-    def records(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each sound record in the file, the oldest first: key and pickled result."""
-        for _, body in _records(self._descriptor):
-            yield body[:_KEY_BYTES].decode("ascii", "replace"), body[_KEY_BYTES:]
+    @property
+    def code(self) -> str | None:
+        """Digest of its code."""
+        return self.definition.code if self.definition else None
 
-    def append(self, key: str, pickled: bytes) -> None:
-        """Add a record; it is on the disk soon after. Waits only if too much is waiting."""
-        assert len(key) == _KEY_BYTES, "keys are 32 hex digits"
-        body = key.encode("ascii") + pickled
-        record = _HEAD.pack(len(body), zlib.crc32(body)) + body
-        with self._lock:
-            self._waiting.append(record)
-            self._waiting_bytes += len(record)
-            full = self._waiting_bytes > _WAITING_BYTES_MAX
-        if full:
-            self._write()
-        elif not self._dirty.is_set():
-            self._dirty.set()
-
-    def close(self) -> None:
-        """Write and sync what is left, and close the file."""
-        if self._over.is_set():
-            return
-        self._over.set()
-        self._dirty.set()
-        self._writer.join()
-        os.close(self._descriptor)
-
-    def _work(self) -> None:
-        while not self._over.is_set():
-            self._dirty.wait()
-            self._over.wait(_WRITE_EVERY_S)  # What comes in meanwhile is written together.
-            self._dirty.clear()
-            self._write()
-
-    def _write(self) -> None:
-        with self._writing:
-            with self._lock:
-                records, self._waiting, self._waiting_bytes = self._waiting, [], 0
-            data, written = b"".join(records), 0
-            try:
-                while written < len(data):
-                    at = self._end_bytes + written
-                    written += os.pwrite(self._descriptor, data[written:], at)
-                os.fsync(self._descriptor)
-            except OSError as error:
-                os.ftruncate(self._descriptor, self._end_bytes)
-                self._failed(
-                    f"{len(records)} results could not be written to {self.path}: {error}"
-                )
-            else:
-                self._end_bytes += len(data)
-
-    def _find_end(self) -> int:
-        """Return where the last sound record ends, after writing the magic into a new file."""
-        if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
-            if os.fstat(self._descriptor).st_size > len(MAGIC):
-                _log.warning("%s is not a memo; it is started anew.", self.path)
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, MAGIC, 0)
-        end = max((end for end, _ in _records(self._descriptor)), default=len(MAGIC))
-        torn = os.fstat(self._descriptor).st_size - end
-        if torn:
-            _log.warning("%s: the last %d bytes were torn, and dropped.", self.path, torn)
-        return end
+    @property
+    def version(self) -> str | None:
+        """Version of its app, which is part of the key."""
+        return self.definition.version if self.definition else None
 
 
-def _records(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (where it ends, body) of each sound record.
+Describe = Callable[[TaskRecord], Facts]
+"""Tells what is known of a task; raises `ConfigError` if it cannot run."""
 
-    A damaged body is passed over if whole records follow it; the lengths lead on. Where a
-    length makes no sense, nothing after it can be found.
-    """
-    size = os.fstat(descriptor).st_size
-    at = len(MAGIC)
-    while at + _HEAD.size <= size:
-        length, checksum = _HEAD.unpack(os.pread(descriptor, _HEAD.size, at))
-        end = at + _HEAD.size + length
-        if length < _KEY_BYTES or end > size:
-            return
-        body = os.pread(descriptor, length, at + _HEAD.size)
-        if len(body) == length and zlib.crc32(body) == checksum:
-            yield end, body
-        at = end
+Notice = Callable[[TaskRecord, Facts, Remembered | None], bool]
+"""Asked before each launch, with the result that is remembered; tells whether to use it.
+
+Raises what the task shall fail with instead.
+"""
+
+
+def _nothing_known(record: TaskRecord) -> Facts:
+    return Facts(record["func_name"])
+
+
+def _use_it(_record: TaskRecord, _facts: Facts, remembered: Remembered | None) -> bool:
+    return remembered is not None
 
 
 class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
@@ -168,7 +91,9 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         path: the memo file of the run.
         runs_folder: output files below it do not count as arguments: Parsl numbers them anew
             in every run.
-        notice: told of each launch; must not raise, and not block.
+        describe: tells what is known of a task.
+        notice: asked before each launch; must not block for long.
+        is_ours: asked before the file is written; false if another process has the run.
     """
 
     def __init__(
@@ -176,19 +101,24 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         path: Path,
         *,
         runs_folder: Path | None = None,
-        notice: Notice = lambda _record, _remembered: None,
+        describe: Describe = _nothing_known,
+        notice: Notice = _use_it,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
-        self._path, self._runs_folder, self._notice = path, runs_folder, notice
+        self._path, self._runs_folder = path, runs_folder
+        self._describe, self._notice, self._is_ours = describe, notice, is_ours
         self._file: MemoFile | None = None
-        self._stored: dict[str, bytes] = {}
+        self._stored: dict[str, Remembered] = {}
+        self._forgotten: frozenset[str] = frozenset()
+        self._known: dict[int, Facts] = {}  # Of tasks that are on their way.
         self.failures: list[str] = []
 
     def start(self, *, run_dir: str, config_run_dir: str) -> None:
         """Read the file; called by Parsl."""
         super().start(run_dir=run_dir, config_run_dir=config_run_dir)
-        self._file = MemoFile(self._path, failed=self._note_failure)
-        self._stored = dict(self._file.records())
+        self._file = MemoFile(self._path, failed=self._note_failure, is_ours=self._is_ours)
+        self._stored, self._forgotten = self._file.results()
         _log.info("%s: %d results of finished tasks", self._path, len(self._stored))
 
     def close(self) -> None:
@@ -197,21 +127,26 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
             self._file.close()
 
     def check_memo(self, task: TaskRecord) -> Future[Any] | None:
-        """Return a future with the remembered result, or ``None``; called by Parsl."""
-        found = None
-        task["hashsum"] = self._key(task) if task["memoize"] else None
-        key = task["hashsum"]
-        if key is not None:
-            found = self.memo_lookup_table.get(key) or self._recall(key)
-        self._notice(task, found is not None)
-        return found
+        """Return a future with the remembered result, or ``None``; called by Parsl.
+
+        Raises:
+            ConfigError: an input file is missing, or the task may not go on as it is.
+        """
+        task["hashsum"] = None
+        facts = self._known[task["id"]] = self._describe(task)
+        if task["memoize"]:
+            task["hashsum"] = self._key(task, facts)
+        remembered, future = self._find(task["hashsum"], task, facts)
+        if self._notice(task, facts, remembered) and future is not None:
+            return future
+        return None
 
     def update_memo_result(self, task: TaskRecord, r: Any) -> None:
         """Remember a result; called by Parsl.
 
         What goes wrong is noted in ``failures``: an error raised here would hang the task.
         """
-        key = task["hashsum"]
+        key, facts = task["hashsum"], self._known.pop(task["id"], None)
         if key is None:
             return
         # Not Parsl's own future: that would keep all that is known of the task.
@@ -221,11 +156,17 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         if task["from_memo"] or self._file is None:
             return
         try:
-            self._file.append(key, _pickled(r))
+            about = {"task": facts.task, "code": facts.code} if facts else {}
+            self._file.add(key, _pickled(r), **about)
         except Exception as error:  # noqa: BLE001  Pickling runs the user's code.
             self._note_failure(
                 f"The result of {task['func_name']}() will not be remembered: {error}"
             )
+
+    def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
+        """Take note that a task has failed for good; called by Parsl."""
+        self._known.pop(task["id"], None)
+        super().update_memo_exception(task, e)
 
     def remembers(self, task: TaskRecord) -> bool:
         """Tell whether a rerun will find the result of a finished task."""
@@ -235,23 +176,38 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         self.failures.append(text)
         _log.warning(text)
 
-    def _recall(self, key: str) -> Future[Any] | None:
-        pickled = self._stored.get(key)
-        if pickled is None:
-            return None
+    def _find(
+        self, key: str | None, task: TaskRecord, facts: Facts
+    ) -> tuple[Remembered | None, Future[Any] | None]:
+        """Return what is remembered of a task, and a future with its result."""
+        if key is None:
+            return None, None
+        if (ours := self.memo_lookup_table.get(key)) is not None:
+            return Remembered(b"", facts.task, facts.code), ours
+        stored = self._stored.get(key)
+        if stored is None or (stored.task is None and facts.task in self._forgotten):
+            return None, None
+        gone = missing_outputs(task["kwargs"].get("outputs")) if facts.needs_outputs else []
+        if gone:
+            _log.warning("%s runs again, since its output %s is gone.", facts.task, gone[0])
+            return None, None
+        future = self._recall(key, stored)
+        return (stored, future) if future is not None else (None, None)
+
+    def _recall(self, key: str, stored: Remembered) -> Future[Any] | None:
         future: Future[Any] = Future()
         try:
-            future.set_result(dill.loads(pickled))  # noqa: S301  Our own file, see the module.
+            future.set_result(dill.loads(stored.pickled))  # noqa: S301  Our own file.
         except Exception as error:  # noqa: BLE001  Unpickling runs the user's code.
             _log.warning("A remembered result cannot be read, its task runs again: %s", error)
             del self._stored[key]
             return None
         return future
 
-    def _key(self, task: TaskRecord) -> str | None:
+    def _key(self, task: TaskRecord, facts: Facts) -> str | None:
         ignored = {*task["ignore_for_cache"], "walltime", "parsl_resource_specification"}
         ignored |= {
-            name for name in ("stdout", "stderr") if self._is_ours(task["kwargs"].get(name))
+            name for name in ("stdout", "stderr") if self._is_ours_below(task["kwargs"], name)
         }
         kwargs = {name: value for name, value in task["kwargs"].items() if name not in ignored}
         function = (task["func"].__module__, task["func"].__name__)
@@ -260,14 +216,15 @@ class DurableMemoizer(BasicMemoizer):  # type: ignore[misc]
         except ConfigError as error:
             _log.warning("A call of %s() will not be remembered: %s", task["func_name"], error)
             return None
-        return hashlib.sha256(call).hexdigest()[:_KEY_BYTES]
+        if facts.version is not None or facts.files:
+            call += encode((facts.version, dict(facts.files)))
+        return hashlib.sha256(call).hexdigest()[:_KEY_DIGITS]
 
-    def _is_ours(self, output: object) -> bool:
+    def _is_ours_below(self, kwargs: Mapping[str, Any], name: str) -> bool:
         """Tell whether an output file lies below the runs' folder, where Parsl put it."""
-        if self._runs_folder is None:
-            return False
+        output = kwargs.get(name)
         path = output[0] if isinstance(output, tuple) else output
-        if not isinstance(path, str | os.PathLike):
+        if self._runs_folder is None or not isinstance(path, str | os.PathLike):
             return False
         return Path(path).absolute().is_relative_to(self._runs_folder.absolute())
 

@@ -34,7 +34,7 @@ from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
 
 from ckptflow.checkpointer import CheckpointWarning
-from ckptflow.errors import CheckpointError, ConfigError
+from ckptflow.errors import CheckpointError, ConfigError, RunLocked
 from ckptflow.flush.agent.asking import wait_for_run
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
@@ -44,6 +44,7 @@ from ckptflow.workflow.apps import App
 from ckptflow.workflow.blocks.abandoned import CLEARED, cancel_blocks, find_blocks
 from ckptflow.workflow.blocks.config import build_config
 from ckptflow.workflow.blocks.following import Blocks
+from ckptflow.workflow.changes import DEFAULT, EVENTS, OnChange, earlier, parse_on_change
 from ckptflow.workflow.deadline import Deadline, stop_tasks_here
 from ckptflow.workflow.identity import CKPT
 from ckptflow.workflow.journal import Journal
@@ -64,6 +65,7 @@ __all__ = ["Run", "build_config", "last_run", "run"]
 JOURNAL, MEMO, LOCK, PARSL = "journal.jsonl", "memo", "lock", "parsl"
 
 _COPIES_S = 3600.0  # How long the end of a run waits for the agent.
+_LOOK_AT_LOCK_S = 0.5
 _CLOSE_PARSL_S = 60.0  # Parsl's own limits inside add up to less.
 _log = logging.getLogger("ckptflow")
 _parsl_log = logging.getLogger("parsl")
@@ -80,12 +82,13 @@ def run(
     retry_handler: UserHandler | None = None,
     config: Config | None = None,
     overrides: Mapping[str, object] | None = None,
+    on_change: OnChange = DEFAULT,
 ) -> Run:
     """Return a run; its tasks are submitted while it is entered.
 
     ``ckptflow run`` sets ``CKPTFLOW_RUN``, ``CKPTFLOW_SITE``, ``CKPTFLOW_STORE``,
-    ``CKPTFLOW_USER`` and ``CKPTFLOW_SET`` from its options; they come before what the script
-    says.
+    ``CKPTFLOW_USER``, ``CKPTFLOW_SET`` and ``CKPTFLOW_ON_CHANGE`` from its options; they come
+    before what the script says.
 
     Args:
         name: tells runs in one store apart. The same name again is a restart.
@@ -97,11 +100,15 @@ def run(
         config: one's own Parsl Config, used as it is. What it lacks (memo, retry handler,
             heartbeats) is then lacking.
         overrides: values that replace the site file's, by dotted key.
+        on_change: what to do with a task of which the code, an argument or an input file has
+            changed since its result or checkpoint was made: ``"resume"`` uses it all the
+            same and says so, ``"redo"`` begins anew, ``"fail"`` lets the task fail.
 
     Raises:
         ConfigError: a name or a value is wrong. Nothing was started.
     """
-    given = {key: os.environ.get(f"CKPTFLOW_{key}") for key in ("RUN", "SITE", "STORE", "USER")}
+    names = ("RUN", "SITE", "STORE", "USER", "ON_CHANGE")
+    given = {key: os.environ.get(f"CKPTFLOW_{key}") for key in names}
     settings = {**(overrides or {}), **settings_in(os.environ)}
     place = given["STORE"] or store
     chosen = load_site(
@@ -111,13 +118,16 @@ def run(
         purpose="store" if place else "run",
     )
     chosen = chosen.with_store(place) if place else chosen.at(Path.cwd())
-    return Run(
+    made = Run(
         given["RUN"] or name,
         chosen,
         retries=retries,
         retry_handler=retry_handler,
         config=config,
+        on_change=parse_on_change(on_change),
     )
+    made.on_change = parse_on_change(given["ON_CHANGE"] or on_change)
+    return made
 
 
 def last_run() -> Run | None:
@@ -134,6 +144,7 @@ class Run:
         folder: where the run's own files are.
         session: random name of this life.
         tasks: what becomes of its tasks.
+        on_change: what to do with changed tasks; settled when it is entered.
     """
 
     def __init__(
@@ -144,6 +155,7 @@ class Run:
         retries: int = 3,
         retry_handler: UserHandler | None = None,
         config: Config | None = None,
+        on_change: OnChange = DEFAULT,
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ConfigError(f"retries is a number from 0 on, not {retries!r}.")
@@ -152,7 +164,13 @@ class Run:
         self.folder = site.runs_folder / name
         self.session = secrets.token_hex(8)
         self._retries, self._user_handler, self._own_config = retries, retry_handler, config
-        self._lock = RunLock(self.folder / LOCK, run=name, session=self.session)
+        self.on_change, self._script_says = on_change, on_change
+        self._lock = RunLock(
+            self.folder / LOCK,
+            run=name,
+            session=self.session,
+            stale_after_s=site.lock_stale_s,
+        )
         self._problems: list[str] = []
         self._guard = threading.Lock()
         self._journal: Journal | None = None
@@ -169,6 +187,7 @@ class Run:
             margin_s=2 * site.executor.margin_s + site.executor.heartbeat_threshold_s,
         )
         self._home = (socket.gethostname(), os.getpid())
+        self._looked_s = 0.0
         self.tasks = Tasks(
             name,
             site,
@@ -179,6 +198,7 @@ class Run:
             trail=self.folder / TRAIL,
             has_own_config=config is not None,
         )
+        self.tasks.still_ours = self._still_ours
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r} in {self.folder}>"
@@ -242,7 +262,9 @@ class Run:
 
     def _start(self) -> None:
         self._lock.acquire()
-        self._journal = Journal(self.folder / JOURNAL, failed=self._journal_failed)
+        path = self.folder / JOURNAL
+        self.tasks.begin(earlier(journal.read(path, only=EVENTS)), self.on_change)
+        self._journal = Journal(path, failed=self._journal_failed)
         self._note(
             "run-started",
             sync=True,
@@ -253,6 +275,9 @@ class Run:
             folder=Path.cwd(),
             site=self.site.name,
             tiers=[tier.spec for tier in self.site.sealed_tiers],
+            workers=self.site.executor.workers,
+            nodes=getattr(self.site.executor.allocation, "nodes", None),
+            on_change=self._script_says,
         )
         for holder in self._lock.dead_holders:
             self._note("holder-died", host=holder.host, pid=holder.pid, session=holder.session)
@@ -271,7 +296,8 @@ class Run:
         self._blocks.follow(self._dfk.executors)
         self._watch = Watch(
             self._dfk.executors,
-            renew=self._lock.renew,
+            renew=self._renew,
+            renew_every_s=self._lock.renew_every_s,
             lost=self._interchange_lost,
             look=self._look_at_blocks,
         )
@@ -314,7 +340,11 @@ class Run:
 
     def _make_memoizer(self) -> DurableMemoizer:
         self._memoizer = self.tasks.memoizer = DurableMemoizer(
-            self.folder / MEMO, runs_folder=self.site.runs_folder, notice=self.tasks.launched
+            self.folder / MEMO,
+            runs_folder=self.site.runs_folder,
+            describe=self.tasks.describe,
+            notice=self.tasks.launched,
+            is_ours=lambda: self._lock.is_mine,
         )
         return self._memoizer
 
@@ -399,6 +429,27 @@ class Run:
     def _count_up(self) -> RunSummary:
         remembering = self._memoizer.failures if self._memoizer else []
         return self.tasks.summary([*self._problems, *remembering])
+
+    def _still_ours(self) -> bool:
+        """Tell whether this process has the lock; a task that is launched asks, not each."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_AT_LOCK_S or self._journal is None:
+            return True
+        self._looked_s = now_s
+        return self._lock.is_mine
+
+    def _renew(self) -> None:
+        """Show that this process lives; if the lock is another's by now, stop everything."""
+        try:
+            self._lock.renew()
+        except RunLocked as error:
+            _log.error("%s", error)
+            self.tasks.stop(error)
+            self._problem(str(error))
+            self._note("run-taken-over", text=str(error))
+            for executor in list(self._dfk.executors.values()) if self._dfk else ():
+                if hasattr(executor, "set_bad_state_and_fail_all"):
+                    executor.set_bad_state_and_fail_all(error)
 
     def _interchange_lost(self, text: str) -> None:
         self._problem(text)

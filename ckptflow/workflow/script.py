@@ -16,18 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptflow.errors import ConfigError, NotFoundError
-from ckptflow.model import LineageId
+from ckptflow.errors import ConfigError
 from ckptflow.site import Site, load_site
 from ckptflow.site.layers import SET_VARIABLE, USER_VARIABLE, parse_setting, settings_in
 from ckptflow.site.tiers import place_of
-from ckptflow.store.catalog import Lineage, lineages
-from ckptflow.workflow import journal
-from ckptflow.workflow.restart import PlannedTask, plan
-from ckptflow.workflow.run import JOURNAL, last_run
+from ckptflow.workflow.run import last_run
 from ckptflow.workflow.summary import RunSummary
 
 RUN_VARIABLE, SITE_VARIABLE, STORE_VARIABLE = "CKPTFLOW_RUN", "CKPTFLOW_SITE", "CKPTFLOW_STORE"
+CHANGE_VARIABLE = "CKPTFLOW_ON_CHANGE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +83,6 @@ class Outcome:
     summary: RunSummary | None
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPlan:
-    """What a restart of a run will do.
-
-    Attributes:
-        run: its name.
-        launch: how it is started.
-        tasks: what happens to each of its tasks, and why.
-    """
-
-    run: str
-    launch: Launch
-    tasks: tuple[PlannedTask, ...]
-
-
 def execute(
     launch: Launch,
     *,
@@ -108,6 +90,7 @@ def execute(
     site: str | None = None,
     store: str | Path | None = None,
     layer: UserLayer = AS_IT_IS,
+    on_change: str | None = None,
     on_summary: Callable[[RunSummary], None] = lambda _summary: None,
 ) -> Outcome:
     """Execute a script in this process and return what became of it.
@@ -120,6 +103,7 @@ def execute(
         site: name or file of a site, instead of the script's.
         store: folder or address for checkpoints, instead of the script's.
         layer: what is laid on top of the site.
+        on_change: what to do with changed tasks, instead of what the script says.
         on_summary: told what became of the last run in it, also if the script raises.
 
     Raises:
@@ -132,6 +116,7 @@ def execute(
         SITE_VARIABLE: site,
         STORE_VARIABLE: None if store is None else place_of(store),
         **layer.variables,
+        CHANGE_VARIABLE: on_change,
     }
     before = last_run()
     summary: RunSummary | None = None
@@ -149,33 +134,9 @@ def execute(
     return Outcome(status, message, summary)
 
 
-def plan_restart(
-    name: str,
-    *,
-    site: str | None = None,
-    store: str | Path | None = None,
-    layer: UserLayer = AS_IT_IS,
-) -> RestartPlan:
-    """Return what starting a run again will do; nothing is started.
-
-    Args:
-        name: the run.
-        site: name or file of its site, as for `execute`; ``local`` if not given.
-        store: folder or address of its checkpoints, if it was given one.
-        layer: what is laid on top of its site.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConfigError: it was not started from a script, so it cannot be started again here.
-    """
-    place = site_of(site, store, layer)
-    events = list(journal.read(place.runs_folder / name / JOURNAL))
-    tiers = place.open_tiers()
-    found = [Lineage(tiers, lineage) for lineage in lineages(tiers, name)]
-    if not events:
-        raise _no_journal(name, place, [one.id for one in found])
-    newest = {one.id.task: _newest_step(one) for one in found}
-    return RestartPlan(name, last_launch(events, name), tuple(plan(events, newest)))
+def last_start(events: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """Return what the journal says of the last start; nothing if it does not."""
+    return next((one for one in reversed(events) if one["event"] == "run-started"), {})
 
 
 def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
@@ -184,7 +145,7 @@ def last_launch(events: Sequence[Mapping[str, object]], name: str) -> Launch:
     Raises:
         ConfigError: not from a script that could be started again.
     """
-    started = next((one for one in reversed(events) if one["event"] == "run-started"), {})
+    started = last_start(events)
     match started.get("argv"), started.get("folder"):
         case [str(first), *rest], str(folder):
             script = Path(folder, first)
@@ -208,26 +169,6 @@ def site_of(site: str | None, store: str | Path | None, layer: UserLayer = AS_IT
         purpose="show" if folder else "tiers",  # The run itself asks for more.
     )
     return chosen.with_store(folder) if folder else chosen.at(Path.cwd())
-
-
-def _no_journal(
-    name: str, place: Site, found: Sequence[LineageId]
-) -> NotFoundError | ConfigError:
-    if found:
-        return ConfigError(
-            f"Run {name!r} has checkpoints, but no journal in {place.runs_folder}: it was not "
-            f"started by ckptflow.run(). Start its program again: that is the restart."
-        )
-    known = sorted(path.parent.name for path in place.runs_folder.glob(f"*/{JOURNAL}"))
-    return NotFoundError(
-        f"There is no run {name!r} in {place.runs_folder}; there is "
-        f"{', '.join(known) or 'nothing'}. If it is elsewhere, say --site or --store."
-    )
-
-
-def _newest_step(lineage: Lineage) -> int | None:
-    newest = lineage.newest()
-    return newest.id.step if newest else None
 
 
 def _status(code: object) -> tuple[int, str | None]:

@@ -38,6 +38,7 @@ class TaskReport:
         tiers: tiers that were in trouble: which, how, since when, whether they are back, and
             how many checkpoints missed them (`ckptflow.checkpointer.health.Trouble`).
         error: why it failed.
+        changed: what has changed of it since an earlier start, and what was done about it.
     """
 
     task: str
@@ -52,6 +53,7 @@ class TaskReport:
     failures: list[str] = field(default_factory=list)
     tiers: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
+    changed: str | None = None
 
     def add_attempts(self, attempts: Sequence[AttemptRecord], session: str) -> None:
         """Add what the attempts of this session left in the store.
@@ -146,7 +148,8 @@ class RunSummary:
 
 
 def _is_news(report: TaskReport) -> bool:
-    return report.tries > 1 or report.status in (STOPPED, FAILED, OPEN) or bool(report.failures)
+    bad = report.status in (STOPPED, FAILED, OPEN) or bool(report.failures)
+    return report.tries > 1 or bad or report.changed is not None
 
 
 def _line(report: TaskReport) -> str:
@@ -161,6 +164,7 @@ def _line(report: TaskReport) -> str:
             f"stored {format_bytes(report.stored_bytes)} for {format_bytes(report.state_bytes)}"
         )
     parts += [report.error] if report.error else []
+    parts += [report.changed] if report.changed else []
     return "; ".join([*parts, *report.failures, *map(sentence, report.tiers)])
 
 

@@ -12,23 +12,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from parsl.app.futures import DataFuture
 from parsl.dataflow.futures import AppFuture
 from parsl.dataflow.taskrecord import TaskRecord
 
-from ckptflow.errors import CheckpointError, ConfigError, Preempted
+from ckptflow.errors import CheckpointError, ConfigError, Preempted, RunLocked
 from ckptflow.model import LineageId
 from ckptflow.site import PolicyModel, Site
 from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.store.sharding.sets import ShardSets
 from ckptflow.workflow.attempt import TaskFunction, TaskSpec, tiers_as_text
+from ckptflow.workflow.changes import DEFAULT, Changes, Earlier, OnChange, Verdict, earlier
+from ckptflow.workflow.describing import Describing
 from ckptflow.workflow.external import Code
 from ckptflow.workflow.identity import CKPT
-from ckptflow.workflow.memo import DurableMemoizer
+from ckptflow.workflow.memo import DurableMemoizer, Facts
+from ckptflow.workflow.memo_file import Remembered
 from ckptflow.workflow.ranks.launch import RankedCommand, RankedFunction
 from ckptflow.workflow.ranks.options import Ranks, on_site, resources
 from ckptflow.workflow.retry import LOST, Price
@@ -91,6 +95,33 @@ class Tasks:
         self._guard = threading.RLock()
         self.ends_at_s: float | None = None
         self.memoizer: DurableMemoizer | None = None
+        self._stopped: CheckpointError | None = None
+        self.still_ours: Callable[[], bool] = lambda: True
+        self.begin(earlier(()), DEFAULT)
+
+    def begin(self, before: Earlier, on_change: OnChange) -> None:
+        """Say what earlier starts of the run have left, and what to do with changed tasks."""
+        self._describing = Describing(before, self._note)
+        self._changes = Changes(
+            self._run,
+            on_change=on_change,
+            before=before,
+            lineage=lambda lineage: self._lineage(lineage.task),
+            say=self._changed,
+        )
+
+    def stop(self, error: CheckpointError) -> None:
+        """Launch nothing any more: what is submitted or tried again fails with ``error``."""
+        self._stopped = error
+
+    def _refuse_if_over(self) -> None:
+        if self._stopped is None and not self.still_ours():
+            self._stopped = RunLocked(
+                f"Run {self._run!r} was taken over by another process, which took this one for "
+                f"dead. Nothing is started here any more."
+            )
+        if self._stopped is not None:
+            raise self._stopped
 
     # --- what their workers are told ---
 
@@ -100,7 +131,9 @@ class Tasks:
         Raises:
             ConfigError: another app of that name is part of this run, or the app names a policy
                 that the site lacks.
+            RunLocked: another process has taken the run over.
         """
+        self._refuse_if_over()
         known = self._specs.get(app.function.name)
         if known is not None and known[0] is app:
             return known[1]
@@ -111,6 +144,7 @@ class Tasks:
                 f"known by it, so their checkpoints would mix. Rename one."
             )
         packed = self._spec(app, self._policy_of(app)).packed()
+        self._describing.add(app)
         with self._guard:
             self._specs[app.function.name] = (app, packed)
             self._functions[packed] = app.function
@@ -173,24 +207,83 @@ class Tasks:
         """Note what becomes of a task that was submitted."""
         future.add_done_callback(lambda done: self._done(done, app.function.name))
 
-    def launched(self, record: TaskRecord, remembered: bool) -> None:  # noqa: FBT001
-        """Note that Parsl is about to launch a task, or has its result already."""
+    def describe(self, record: TaskRecord) -> Facts:
+        """Return what is known of a task whose arguments are resolved.
+
+        Raises:
+            ConfigError: an input file is missing.
+        """
         if not self._is_ours(record):
-            return
-        name = self._name_of(record)
+            return self._describing.foreign(record)
+        app = self._functions[record["kwargs"][CKPT]].name
+        return self._describing.facts(record, app, self._name_of(record))
+
+    def launched(self, record: TaskRecord, facts: Facts, remembered: Remembered | None) -> bool:
+        """Note that Parsl is about to launch a task, or has its result already.
+
+        Returns:
+            Whether the remembered result is used.
+
+        Raises:
+            TaskChanged: it has changed, and the run is not to go on with it.
+            RunLocked: another process has taken the run over.
+        """
+        self._refuse_if_over()
+        if not self._is_ours(record):
+            return remembered is not None
+        name = facts.task
+        with self._guard:
+            is_first = name not in self._reports
+        reuse = remembered is not None
+        if is_first and facts.definition is not None:
+            function = self._functions[record["kwargs"][CKPT]]
+            reuse = self._changes.settle(
+                name, facts.definition, remembered, checkpoints=function.wants_checkpointer
+            )
         with self._guard:
             report = self._report(name)
-            report.tries += 0 if remembered else 1
+            report.tries += 0 if reuse else 1
         known: dict[str, Any] = {
             "task": name,
             "id": record["id"],
             "hash": record.get("hashsum"),
         }
-        if remembered:
+        if report.tries <= 1 and (needs := self._needs(record)):
+            known["needs"] = needs
+        if reuse:
             self._note("task-reused", **known)
-        else:
-            files: dict[str, Any] = _streams(record)
-            self._note("task-launched", **known, tries=report.tries, **files)
+            return True
+        known |= {"tries": report.tries, **_streams(record)}
+        if report.tries == 1 and (made_of := facts.definition) is not None:
+            known |= {"code": made_of.code, "version": made_of.version}
+            known["arguments"] = made_of.arguments
+        self._note("task-launched", **known)
+        return False
+
+    def _changed(self, task: str, verdict: Verdict) -> None:
+        """Note that a task has changed, and what happens to it."""
+        _log.warning(verdict.text)
+        with self._guard:
+            self._report(task).changed = verdict.text
+        self._note("task-changed", task=task, action=verdict.action, text=verdict.text)
+
+    def _needs(self, record: TaskRecord) -> list[str]:
+        """Return the names of our tasks whose results a task takes, through others' too."""
+        found: dict[str, None] = {}
+        waiting, seen = list(record["depends"]), set[int]()
+        while waiting:
+            future = waiting.pop()
+            # No other attribute may be asked for: an AppFuture makes a task of the question.
+            future = future.parent if isinstance(future, DataFuture) else future
+            needed = future.task_record if isinstance(future, AppFuture) else None
+            if needed is None or needed["id"] in seen:
+                continue
+            seen.add(needed["id"])
+            if needed["id"] in self._names:
+                found[self._names[needed["id"]]] = None
+            else:
+                waiting += needed["depends"]
+        return sorted(found)
 
     def try_failed(self, record: TaskRecord, error: Exception, price: Price) -> None:
         """Note that a try failed, and what another one costs."""

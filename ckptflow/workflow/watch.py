@@ -36,6 +36,7 @@ class Watch:
     Args:
         executors: Parsl's executors, by label.
         renew: shows other hosts that this process lives.
+        renew_every_s: how often.
         lost: told when an executor was failed because its interchange died.
         look: called once a second.
     """
@@ -47,7 +48,9 @@ class Watch:
         renew: Callable[[], None],
         lost: Callable[[str], None],
         look: Callable[[], None] = lambda: None,
+        renew_every_s: float = RENEW_EVERY_S,
     ) -> None:
+        self._renew_every_s = renew_every_s
         self._executors, self._renew, self._lost = dict(executors), renew, lost
         self._look = look
         self._over = threading.Event()
@@ -65,7 +68,7 @@ class Watch:
     def _work(self) -> None:
         renewed_s = time.monotonic()
         while not self._over.wait(_LOOK_EVERY_S):
-            if time.monotonic() - renewed_s >= RENEW_EVERY_S:
+            if time.monotonic() - renewed_s >= self._renew_every_s:
                 self._renew()
                 renewed_s = time.monotonic()
             for label, executor in list(self._executors.items()):

@@ -6,10 +6,12 @@ import dataclasses
 import errno
 import os
 import pickle
+import struct
 import sys
 import threading
 import time
 import types
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,10 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parsl.data_provider.files import File
 from parsl.dataflow.memoization import id_for_memo
 
-from ckptflow.workflow import memo as memo_module
-from ckptflow.workflow.memo import MAGIC, DurableMemoizer, MemoFile
+from ckptflow.errors import FormatError
+from ckptflow.workflow import memo_file as memo_module
+from ckptflow.workflow.definition import Definition
+from ckptflow.workflow.memo import DurableMemoizer, Facts
+from ckptflow.workflow.memo_file import MAGIC, OLD_MAGIC, MemoFile, read_results
 
 KEYS = [f"{number:032x}" for number in range(4)]
 
@@ -56,7 +62,7 @@ def remember(memo: DurableMemoizer, record: Any, result: object) -> None:
 
 def contents(path: Path) -> list[tuple[str, bytes]]:
     file = MemoFile(path)
-    found = list(file.records())
+    found = [(key, one.pickled) for key, one in file.results()[0].items()]
     file.close()
     return found
 
@@ -66,7 +72,7 @@ def whole(tmp_path: Path) -> Path:
     path = tmp_path / "memo"
     file = MemoFile(path)
     for number, key in enumerate(KEYS):
-        file.append(key, pickle.dumps("x" * number))
+        file.add(key, pickle.dumps("x" * number))
     file.close()
     return path
 
@@ -86,9 +92,9 @@ def test_cut_at_every_byte_it_keeps_the_whole_records_and_goes_on(whole: Path) -
     for cut in range(len(data) + 1):
         whole.write_bytes(data[:cut])
         file = MemoFile(whole)
-        kept = [key for key, _ in file.records()]
+        kept = list(file.results()[0])
         assert kept == KEYS[: sum(end <= cut for end in limits)]
-        file.append("f" * 32, b"new")
+        file.add("f" * 32, b"new")
         file.close()
         assert contents(whole)[-1] == ("f" * 32, b"new")
         assert len(contents(whole)) == len(kept) + 1
@@ -104,7 +110,8 @@ def test_a_tail_of_zeros_is_no_record(whole: Path) -> None:
 
 def test_no_flipped_bit_gives_a_wrong_record(whole: Path) -> None:
     data, right = whole.read_bytes(), contents(whole)
-    for at in range(len(data)):
+    version = MAGIC.index(b"2")  # Another one is refused.
+    for at in (one for one in range(len(data)) if one != version):
         for bit in (0x01, 0x80):
             whole.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
             assert set(contents(whole)) < set(right)
@@ -140,7 +147,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_is_told(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", fill_up)
-    file.append("f" * 32, b"new")
+    file.add("f" * 32, b"new")
     file.close()
     assert whole.read_bytes() == before
     assert len(told) == 1
@@ -153,7 +160,7 @@ def test_many_threads_do_not_mix_records(tmp_path: Path) -> None:
 
     def write(thread: int) -> None:
         for number in range(40):
-            file.append(f"{thread:016x}{number:016x}", bytes([thread]) * number)
+            file.add(f"{thread:016x}{number:016x}", bytes([thread]) * number)
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -207,7 +214,7 @@ def test_more_than_memory_should_hold_is_written_at_once(
     monkeypatch.setattr(memo_module, "_WAITING_BYTES_MAX", 1000)
     monkeypatch.setattr(memo_module, "_WRITE_EVERY_S", 3600.0)
     file = MemoFile(tmp_path / "memo")
-    file.append(KEYS[0], b"x" * 2000)
+    file.add(KEYS[0], b"x" * 2000)
     assert (tmp_path / "memo").stat().st_size > 2000
     file.close()
 
@@ -325,8 +332,153 @@ def test_without_cache_nothing_is_remembered(tmp_path: Path) -> None:
 
 def test_launches_are_told(tmp_path: Path) -> None:
     told: list[bool] = []
-    memo = memoizer(tmp_path / "memo", notice=lambda _, remembered: told.append(remembered))
+
+    def notice(_record: object, facts: Facts, remembered: object) -> bool:
+        told.append(remembered is not None)
+        return facts.task == "work" and remembered is not None
+
+    memo = memoizer(tmp_path / "memo", notice=notice)
     remember(memo, task(1), 1)
-    memo.check_memo(task(1))
+    assert memo.check_memo(task(1)) is not None
     memo.close()
     assert told == [False, True]
+
+
+def test_who_is_asked_may_refuse_a_result(tmp_path: Path) -> None:
+    first = memoizer(tmp_path / "memo")
+    remember(first, task(1), "old")
+    first.close()
+    second = memoizer(tmp_path / "memo", notice=lambda *_: False)
+    remember(second, task(1), "new")
+    second.close()
+    third = memoizer(tmp_path / "memo")
+    found = third.check_memo(task(1))
+    assert found is not None
+    assert found.result() == "new"
+    third.close()
+
+
+# --- forgetting, versions of the file --------------------------------------------------
+
+
+def test_what_is_forgotten_runs_again_and_is_remembered_again(tmp_path: Path) -> None:
+    path = tmp_path / "memo"
+    file = MemoFile(path)
+    file.add(KEYS[0], b"1", task="a", code="c1")
+    file.add(KEYS[1], b"2", task="b")
+    file.add(KEYS[2], b"3", task="a")
+    file.forget("a")
+    file.add(KEYS[2], b"4", task="a", code="c2")
+    file.close()
+    found = read_results(path)
+    assert {key: (one.pickled, one.task, one.code) for key, one in found.items()} == {
+        KEYS[1]: (b"2", "b", None),
+        KEYS[2]: (b"4", "a", "c2"),
+    }
+    file = MemoFile(path)
+    assert file.results()[1] == {"a"}
+    file.close()
+
+
+def old_file(path: Path) -> None:
+    """A file as version 1 had it, by the layout in the module's docstring."""
+    records = []
+    for number, key in enumerate(KEYS):
+        body = key.encode() + pickle.dumps("x" * number)
+        records.append(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    path.write_bytes(OLD_MAGIC + b"".join(records))
+
+
+def test_a_file_of_version_1_is_read_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "memo"
+    old_file(path)
+    assert [pickle.loads(one.pickled) for one in read_results(path).values()] == [
+        "", "x", "xx", "xxx",
+    ]  # fmt: skip
+    assert path.read_bytes().startswith(OLD_MAGIC)
+    file = MemoFile(path)
+    file.add("f" * 32, b"new", task="a")
+    file.close()
+    assert path.read_bytes().startswith(MAGIC)
+    assert [key for key, _ in contents(path)] == [*KEYS, "f" * 32]
+
+
+def test_a_result_of_version_1_is_forgotten_with_its_task(tmp_path: Path) -> None:
+    path = tmp_path / "memo"
+    first = memoizer(path)
+    remember(first, task(1), "one")
+    first.close()
+    ((key, pickled),) = contents(path)
+    body = key.encode() + pickled
+    path.write_bytes(OLD_MAGIC + struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    file = MemoFile(path)
+    file.forget("work")
+    file.close()
+    again = memoizer(path)
+    assert again.check_memo(task(1)) is None
+    again.close()
+
+
+def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "memo"
+    path.write_bytes(b"CKPTFLOW-MEMO-3\n" + bytes(100))
+    for opened in (MemoFile, read_results):
+        with pytest.raises(FormatError, match="written by a newer version"):
+            opened(path)
+    assert path.stat().st_size == 116
+
+
+def test_nothing_is_written_into_the_file_of_another_process(whole: Path) -> None:
+    before, told = whole.read_bytes(), list[str]()
+    file = MemoFile(whole, failed=told.append, is_ours=lambda: False)
+    file.add("f" * 32, b"new")
+    file.close()
+    assert whole.read_bytes() == before
+    assert len(told) == 1
+    assert "another process has taken the run over" in told[0]
+
+
+# --- what belongs to the key -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "same"),
+    [
+        (Facts("work", Definition({}, version="1"), {"deck": "d1"}), True),
+        (Facts("work", Definition({}, version="2"), {"deck": "d1"}), False),
+        (Facts("work", Definition({}, version="1"), {"deck": "d2"}), False),
+        (Facts("work", Definition({}, version="1"), {"mesh": "d1"}), False),
+        (Facts("work", Definition({}), {"deck": "d1"}), False),
+        (
+            Facts("work", Definition({"steps": "3"}, code="c", version="1"), {"deck": "d1"}),
+            True,
+        ),
+    ],
+)
+def test_versions_and_files_belong_to_the_key(tmp_path: Path, facts: Facts, same: bool) -> None:
+    known = Facts("work", Definition({}, version="1"), {"deck": "d1"})
+    memo = memoizer(tmp_path / "memo", describe=lambda _: known)
+    remember(memo, task(1), "one")
+    memo.close()
+    again = memoizer(tmp_path / "memo", describe=lambda _: facts)
+    assert (again.check_memo(task(1)) is not None) == same
+    again.close()
+
+
+def test_a_result_counts_only_while_its_output_is_there(tmp_path: Path) -> None:
+    output = tmp_path / "out.dat"
+    output.touch()
+    record = task(1, outputs=[File(str(output))])
+    memo = memoizer(tmp_path / "memo")
+    remember(memo, record, "one")
+    memo.close()
+    output.unlink()
+    again = memoizer(tmp_path / "memo")
+    assert again.check_memo(task(1, outputs=[File(str(output))])) is None
+    output.touch()
+    assert again.check_memo(task(1, outputs=[File(str(output))])) is not None
+    again.close()
+    output.unlink()
+    by_name = memoizer(tmp_path / "memo", describe=lambda _: Facts("work", needs_outputs=False))
+    assert by_name.check_memo(task(1, outputs=[File(str(output))])) is not None
+    by_name.close()

@@ -66,5 +66,5 @@ def test_each_scenario_on_slurm_is_in_the_table(repository: Path, page: str) -> 
     text = (repository / "tests" / "slurm" / "scenarios.py").read_text()
     names = re.findall(r"^def (\w+)\(run: DisturbedRun\) -> str:", text, re.MULTILINE)
     assert len(names) > 12
-    table = page.split("## Failures of allocations")[1].split("\n## ")[0]
+    table = page.split("## Failures of allocations")[1].split("\n## ", maxsplit=1)[0]
     assert [name for name in names if f"| {name.replace('_', ' ')} |" not in table] == []

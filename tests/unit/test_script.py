@@ -18,15 +18,17 @@ from ckptflow.errors import ConfigError, NotFoundError
 from ckptflow.store.catalog import Lineage
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.workflow.journal import Journal
+from ckptflow.workflow.planning import plan_restart
 from ckptflow.workflow.restart import PlannedTask
-from ckptflow.workflow.script import Launch, execute, last_launch, plan_restart
+from ckptflow.workflow.script import Launch, execute, last_launch
 
 REPORT = """
 import json, os, sys
 from pathlib import Path
 import neighbour
+NAMES = ("RUN", "SITE", "STORE", "ON_CHANGE")
 seen = {"argv": sys.argv, "name": __name__, "file": __file__, "neighbour": neighbour.HERE}
-seen |= {key: os.environ.get("CKPTFLOW_" + key) for key in ("RUN", "SITE", "STORE")}
+seen |= {key: os.environ.get("CKPTFLOW_" + key) for key in NAMES}
 Path("seen.json").write_text(json.dumps(seen))
 """
 
@@ -44,7 +46,7 @@ def script(tmp_path: Path) -> Path:
 def test_a_script_sees_what_it_expects(script: Path, tmp_path: Path) -> None:
     launch = Launch(script, ("--steps", "3"), tmp_path)
     before = (list(sys.argv), list(sys.path), Path.cwd(), dict(os.environ))
-    outcome = execute(launch, name="exp", site="local", store=Path("store"))
+    outcome = execute(launch, name="exp", site="local", store=Path("store"), on_change="fail")
     assert (outcome.status, outcome.message, outcome.summary) == (0, None, None)
     assert json.loads((tmp_path / "seen.json").read_text()) == {
         "argv": [str(script), "--steps", "3"],
@@ -54,6 +56,7 @@ def test_a_script_sees_what_it_expects(script: Path, tmp_path: Path) -> None:
         "RUN": "exp",
         "SITE": "local",
         "STORE": str(Path.cwd() / "store"),
+        "ON_CHANGE": "fail",
     }
     assert (sys.argv, sys.path, Path.cwd(), dict(os.environ)) == before
 
@@ -61,7 +64,7 @@ def test_a_script_sees_what_it_expects(script: Path, tmp_path: Path) -> None:
 def test_names_that_are_not_given_are_the_script_s(script: Path, tmp_path: Path) -> None:
     execute(Launch(script, (), tmp_path))
     seen = json.loads((tmp_path / "seen.json").read_text())
-    assert {seen[key] for key in ("RUN", "SITE", "STORE")} == {None}
+    assert {seen[key] for key in ("RUN", "SITE", "STORE", "ON_CHANGE")} == {None}
 
 
 @pytest.mark.parametrize(

@@ -125,13 +125,13 @@ def _check_nodes(said: str, ranks: Ranks, model: ExecutorModel) -> None:
             f"{said}, but launcher 'processes' starts ranks on one node. Use 'srun' or "
             f"'mpiexec': rank_launcher in [executor], or launcher= of the app."
         )
-    if model.kind == "htex":
-        if getattr(allocation, "launcher", None) in {"srun", "mpiexec"}:
-            raise ConfigError(
-                f"{said}, but each node of an allocation of this site has workers of its own, "
-                f'which take other tasks. Use kind = "mpi" in [executor], or launcher = '
-                f'"simple" in [executor.allocation] and workers = 1.'
-            )
+    everywhere = getattr(allocation, "launcher", None) in {"srun", "mpiexec"}
+    if model.kind == "htex" and everywhere:
+        raise ConfigError(
+            f"{said}, but each node of an allocation of this site has workers of its own, "
+            f'which take other tasks. Use kind = "mpi" in [executor], or launcher = '
+            f'"simple" in [executor.allocation] and workers = 1.'
+        )
 
 
 def resources(ranks: Ranks | None) -> dict[str, int]:
