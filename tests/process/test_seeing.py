@@ -259,7 +259,7 @@ def test_events_are_json_lines_in_order_and_all_on_the_page(seen: Seen) -> None:
     kept = list(journal.read(seen.folder / "runs" / "exp" / "journal.jsonl"))
     assert [one for one in found if not one["event"].startswith(("att", "che", "st"))] == kept
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "events.md"
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*) \|", page.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` \|([^|]*)\|", page.read_text(), re.MULTILINE)
     fields = {event: set(re.findall(r"`(\w+)`", text)) for event, text in rows}
     unknown = {
         (one["event"], name)

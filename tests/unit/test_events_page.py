@@ -16,7 +16,7 @@ NO_FIELDS = {"sync"}
 
 def on_the_page() -> dict[str, set[str]]:
     """Return the fields of each event, from the page's tables."""
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` \|([^|]*)\|", PAGE, re.MULTILINE)
     return {event: set(re.findall(r"`(\w+)`", fields)) for event, fields in rows}
 
 
