@@ -27,6 +27,9 @@ from ckptflow.workflow import journal
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280.0
 
+# Pools of workers are started twice in each; on a busy machine that takes minutes.
+pytestmark = pytest.mark.timeout(900)
+
 SITE = """
 [[tiers]]
 kind = "posix"
