@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parsl.executors import MPIExecutor
 
 import ckptflow as cf
 from ckptflow.errors import ConfigError
@@ -140,7 +141,7 @@ def test_the_executor_of_kind_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         },
     )
     (made,) = build_config(site, run_dir=tmp_path).executors
-    assert type(made).__name__ == "MPIExecutor"
+    assert isinstance(made, MPIExecutor)
     assert (made.max_workers_per_block, made.mpi_launcher) == (3, "srun")
     assert type(made.provider.launcher).__name__ == "SimpleLauncher"
     assert "-m ckptflow.workflow.blocks.mpi_pool" in made.launch_cmd
