@@ -47,6 +47,8 @@ def invalidate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     site: SiteOption = None,
     store: StoreOption = None,
+    user: UserOption = None,
+    settings: SetOption = None,
     json_output: JsonOption = False,
 ) -> ExitCode:
     """Forget the results of tasks: the next start of the run begins them anew.
@@ -54,12 +56,15 @@ def invalidate(
     Nothing is deleted, and nothing is started. Refused while the run goes on.
     """
     from ckptflow.workflow.forgetting import forget
+    from ckptflow.workflow.script import UserLayer
 
+    layer = UserLayer(user, tuple(settings or ()))
     done = forget(
         run,
         tasks,
         site=site,
         store=store,
+        layer=layer,
         dependents=dependents,
         keep_checkpoints=keep_checkpoints,
         dry_run=dry_run,
@@ -95,8 +100,7 @@ def rerun(
     from ckptflow.workflow.forgetting import go_back, parse_step
     from ckptflow.workflow.script import UserLayer
 
-    step = parse_step(start)
-    layer = UserLayer(user, tuple(settings or ()))
+    step, layer = parse_step(start), UserLayer(user, tuple(settings or ()))
     done = go_back(run, tasks, step=step, site=site, store=store, layer=layer, dry_run=dry_run)
     document: dict[str, object] = {"dry_run": dry_run, "tasks": done}
     if not json_output:

@@ -79,13 +79,12 @@ def run_command(
     from ckptflow.workflow.script import Launch, UserLayer
 
     launch = Launch(script.expanduser().absolute(), tuple(arguments or ()), Path.cwd())
-    layer = UserLayer(user, tuple(settings or ()))
     outcome = _execute(
         launch,
         name=name,
         site=site,
         store=store,
-        layer=layer,
+        layer=UserLayer(user, tuple(settings or ())),
         on_change=on_change,
         as_json=json_output,
     )
@@ -145,7 +144,7 @@ def run_again(
         site: its site, if it was given.
         store: its store, if it was given.
         layer: what is laid on top of its site.
-        on_change: what to do with changed tasks; as in the last start if not given.
+        on_change: what to do with changed tasks; what the script says if not given.
         as_json: print one document at the end, instead of the plan as a table before.
 
     Returns:

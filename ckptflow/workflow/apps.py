@@ -83,7 +83,6 @@ class Options(TypedDict, total=False):
     launcher: RankLauncher | None
     replicated: Replicated
     per_rank: PerRank
-
     version: str | None
     files: Sequence[str] | str
     files_by: Literal["content", "name"]
@@ -163,17 +162,7 @@ class App:
             **options,
         }
         self.code = parse_code(options, every=self.every)
-        if self.code is not None and self.ranks is not None:
-            raise ConfigError(
-                f"{self.function.name}() has watch=, and ranks= or nodes= as well. A code that "
-                f"writes its own restart files is started by its own command, with mpiexec or "
-                f"srun in it; leave the latter out."
-            )
-        if self.code is not None and not self.function.wants_checkpointer:
-            raise ConfigError(
-                f"{self.function.name}() has watch=, so it needs a parameter {CKPT!r}: "
-                f"{CKPT}.restart_arg('-r {{path}}') says where its command goes on."
-            )
+        self._check_code()
         parsl_options: dict[str, Any] = {
             "data_flow_kernel": data_flow_kernel,
             "cache": cache,
@@ -186,6 +175,21 @@ class App:
             self.parsl.wrapped_remote_function = wrap_error(self.function)
         else:
             self.parsl = PythonApp(self.function, **parsl_options)
+
+    def _check_code(self) -> None:
+        if self.code is None:
+            return
+        if self.ranks is not None:
+            raise ConfigError(
+                f"{self.function.name}() has watch=, and ranks= or nodes= as well. A code that "
+                f"writes its own restart files is started by its own command, with mpiexec or "
+                f"srun in it; leave the latter out."
+            )
+        if not self.function.wants_checkpointer:
+            raise ConfigError(
+                f"{self.function.name}() has watch=, so it needs a parameter {CKPT!r}: "
+                f"{CKPT}.restart_arg('-r {{path}}') says where its command goes on."
+            )
 
     def __repr__(self) -> str:
         return f"<ckptflow app {self.function.name}>"

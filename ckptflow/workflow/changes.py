@@ -8,7 +8,7 @@ are lost by beginning anew, while what was made can always be invalidated later.
 
 An app that gives itself another version has decided already: its tasks begin anew.
 
-Compared is with the last launch in an earlier start. ``tests/unit/test_changes.py``.
+Compared is with the last launch in an earlier start. ``tests/unit/test_changed_tasks.py``.
 """
 
 from __future__ import annotations

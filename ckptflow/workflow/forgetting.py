@@ -68,6 +68,7 @@ def forget(
     *,
     site: str | None = None,
     store: str | Path | None = None,
+    layer: UserLayer = AS_IT_IS,
     dependents: bool = False,
     keep_checkpoints: bool = False,
     dry_run: bool = False,
@@ -79,6 +80,7 @@ def forget(
         patterns: names of tasks, with ``*``, ``?`` and ``[...]`` as in the shell.
         site: name or file of its site.
         store: folder or address of its checkpoints, if it was given one.
+        layer: what is laid on top of its site.
         dependents: the tasks that took their results, too, and so on.
         keep_checkpoints: let them go on from their newest checkpoints.
         dry_run: change nothing.
@@ -88,7 +90,7 @@ def forget(
         RunLocked: the run goes on.
         TierError: the store failed; some tasks may be done, and it can be repeated.
     """
-    work = _Work(run, site_of(site, store), dry_run=dry_run)
+    work = _Work(run, site_of(site, store, layer), dry_run=dry_run)
     chosen = work.choose(patterns, dependents=dependents)
     with work.alone():
         return [work.forget(one, keep_checkpoints=keep_checkpoints) for one in chosen]

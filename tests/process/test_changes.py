@@ -295,6 +295,7 @@ name = "elsewhere"
 kind = "posix"
 name = "disk"
 path = "unused"
+level = 3
 [executor]
 kind = "threads"
 workers = 3
@@ -317,7 +318,8 @@ def test_a_killed_run_goes_on_at_another_site_with_other_workers(tmp_path: Path)
         shown = printed(tmp_path, second)
     assert "before: site local, " in shown
     assert "now: site elsewhere, 3 workers a node" in shown
-    actions = {line.split()[0]: line.split()[1] for line in shown.splitlines()[1:]}
+    rows = [line.split() for line in shown.splitlines() if line.startswith("walk-seed=")]
+    actions = {row[0]: row[1] for row in rows}
     assert [actions[f"walk-seed={seed}"] for seed in range(4)] == [
         "resume", "resume", "begin", "begin",
     ]  # fmt: skip
