@@ -211,6 +211,8 @@ def main() -> None:
         "same command again": sum(lane.restarts for lane in lanes),
         "wrong results": len(wrong),
     }
+    for reason in [reason for lane in lanes for reason in lane.reasons]:
+        print(f"started again after: {reason[:300]}")
     lost_s = sum(lane.lost_s for lane in lanes) / max(1, interrupted)
     claims = [
         Claim("soak_wrong_results", len(wrong), "<=", 0),

@@ -4,7 +4,7 @@
 
 Each task appends a line of JSON to FOLDER/NAME.jsonl for whatever it does. A line is written
 at once and whole, so the file tells what an attempt has done, however it ended. The last line
-of stdout has the digests of the results.
+of stdout has the digests of the results. Tasks end before STEPS when FOLDER/enough exists.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def count(name, steps, pause_s, folder, ckpt):
     say("start", state["i"])
     tickets = []
     try:
-        while state["i"] < steps:
+        while state["i"] < steps and not Path(folder, "enough").exists():
             time.sleep(pause_s)
             advance(state)
             say("computed", state["i"])

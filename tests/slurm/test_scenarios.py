@@ -23,7 +23,7 @@ AT_ONCE = 4
 RECORDS = os.environ.get("SCENARIO_RECORDS")
 
 # A fixture runs them all, so the first test may wait for long.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("slurm-scenarios")]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("slurm-scenarios")]
 
 Id = tuple[str, str]
 EVERY: list[Id] = [

@@ -37,9 +37,7 @@ def test_the_tests_named_on_the_page_exist(repository: Path, page: str) -> None:
 
 
 def test_every_row_of_faults_names_a_test(page: str) -> None:
-    rows = (
-        page.split("## Faults tried")[1].split("## What was found", maxsplit=1)[0].splitlines()
-    )
+    rows = page.split("## Faults tried")[1].split("\n## ", maxsplit=1)[0].splitlines()
     table = [row for row in rows if row.startswith("|")][2:]
     assert [row for row in table if "::" not in row] == []
 
