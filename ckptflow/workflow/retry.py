@@ -93,7 +93,8 @@ class _History:
     """What is known about one task from its failed tries."""
 
     known_step: int = -1
-    losses: int = 0  # In a row, without known progress.
+    losses: int = 0  # In a row, without known progress; not those with a block that ended.
+    ended: int = 0  # Losses with blocks that ended, in a row, without known progress.
     turned_away: int = 0  # In a row.
     lookup: _Lookup | None = None
 
@@ -154,15 +155,20 @@ class RetryHandler:
     def _lost(self, error: Exception, task: TaskRecord, history: _History) -> Price:
         step = history.lookup.step if history.lookup else None
         if step is not None and step > history.known_step:
-            history.known_step, history.losses = step, 0
-        history.losses += 1
+            history.known_step, history.losses, history.ended = step, 0, 0
+        ended = self._was_ending(error)
+        history.ended += ended
+        history.losses += not ended
         if self._progress is not None:
             history.lookup = _Lookup(self._progress, task)
             history.lookup.start()
         what = type(error).__name__
-        if history.losses <= LOSSES_FOR_LITTLE:
-            if self._was_ending(error):
+        if ended:  # It may not even have begun: a task that waits is lost with the block, too.
+            if history.ended <= TURNS_FOR_NOTHING:
                 return Price(FREE, f"{what}: its block has ended, or was about to")
+            times = f"{history.ended} times in a row without known progress"
+            return Price(FULL, f"{what}: lost with a block that ended, {times}")
+        if history.losses <= LOSSES_FOR_LITTLE:
             return Price(LITTLE, f"{what}: the machine failed, not the task")
         return Price(FULL, f"{what}: {history.losses} losses in a row without known progress")
 
@@ -190,7 +196,7 @@ def _preempted(error: Preempted, history: _History) -> Price:
         return Price(FULL, f"turned away {history.turned_away} times in a row")
     resumed = -1 if error.resumed_step is None else error.resumed_step
     if error.step > max(history.known_step, resumed):
-        history.known_step, history.losses = error.step, 0
+        history.known_step, history.losses, history.ended = error.step, 0, 0
         return Price(FREE, f"stopped in time, saved at step {error.step}")
     return Price(FULL, f"stopped in time, but got no further than step {error.step}")
 

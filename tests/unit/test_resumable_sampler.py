@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sample_loading import load
 
 from ckptflow.data import ResumableLoader, ResumableSampler, SampleIndex, sample_seed
 from ckptflow.errors import ConfigError, StateError
@@ -271,10 +272,6 @@ def test_a_loader_that_ends_too_early_is_found_out() -> None:
     with pytest.raises(ConfigError, match="ended too early: 1 batches given, 1 drawn, 4 plan"):
         list(loader)
     assert (sampler.epoch, sampler.consumed) == (0, 3)
-
-
-def load(indices: list[SampleIndex]) -> list[tuple[int, float]]:
-    return [(int(index), float(index.rng().random())) for index in indices]
 
 
 def ahead(pool: ThreadPoolExecutor, sampler: ResumableSampler, batches: int) -> Iterator[Any]:

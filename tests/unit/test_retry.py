@@ -96,11 +96,14 @@ def test_a_task_that_was_not_started_is_not_charged_but_does_not_go_round_for_ev
     assert handler(turned_away(), task()) == FREE
 
 
-def test_losses_with_a_block_that_ended_are_free_while_the_task_gets_further() -> None:
+def test_losses_with_blocks_that_ended_are_free_but_not_for_ever() -> None:
     handler = RetryHandler(was_ending=lambda error: isinstance(error, ManagerLost))
     lost = ManagerLost(b"m", "node1")
-    assert [handler(lost, task()) for _ in range(4)] == [FREE] * 3 + [FULL]
-    assert handler(LOST, task(1)) == LITTLE
+    prices = [handler(lost, task()) for _ in range(TURNS_FOR_NOTHING + 2)]
+    assert prices == [FREE] * TURNS_FOR_NOTHING + [FULL] * 2
+    assert handler(LOST, task()) == LITTLE  # Another kind of loss, the first of it.
+    assert handler(preempted(10), task()) == FREE
+    assert handler(lost, task()) == FREE  # It has got further meanwhile.
 
 
 def test_each_task_has_its_own_history() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from parsl.launchers import SimpleLauncher, SingleNodeLauncher, SrunLauncher
@@ -185,7 +184,9 @@ def _gib(size_bytes: int | None) -> int | None:
 
 
 def _clock(seconds: float) -> str:
-    """Return a walltime as ``hours:minutes:seconds``."""
-    minutes, second = divmod(math.ceil(timedelta(seconds=seconds).total_seconds()), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours:02d}:{minute:02d}:{second:02d}"
+    """Return a walltime as ``hours:minutes:seconds``, in whole minutes.
+
+    Parsl drops the seconds for PBS, and Slurm rounds up to minutes.
+    """
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return f"{hours:02d}:{minutes:02d}:00"
