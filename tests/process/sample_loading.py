@@ -1,4 +1,4 @@
-"""What a process of one's own loads for a batch; a module, so that a new interpreter finds it."""
+"""What a process of one's own loads for a batch; a module that a new interpreter finds."""
 
 from __future__ import annotations
 
