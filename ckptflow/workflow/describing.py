@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from parsl.dataflow.taskrecord import TaskRecord
 
-from ckptflow.workflow.changes import DEFINED, DIGESTED, Earlier
+from ckptflow.workflow.changes import Earlier
 from ckptflow.workflow.definition import AUTO_VERSION, Definition, argument_texts
 from ckptflow.workflow.input_files import FileDigests, input_files
 from ckptflow.workflow.memo import Facts
@@ -48,7 +48,7 @@ class Describing:
         self._digests = FileDigests(
             before.files,
             told=lambda path, stamp, digest: note(
-                DIGESTED, path=path, stamp=stamp, digest=digest
+                "file-digested", path=path, stamp=stamp, digest=digest
             ),
         )
 
@@ -64,7 +64,7 @@ class Describing:
             version = None if digest is None else f"{AUTO_VERSION}:{digest}"
         self._apps[name] = _Described(app, code, digest, version)
         self._note(
-            DEFINED,
+            "app-defined",
             app=name,
             code=digest,
             version=version,

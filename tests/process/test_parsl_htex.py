@@ -255,10 +255,10 @@ class Script:
 
 
 def start(folder: Path, code: str, *arguments: object) -> Script:
-    number = len(list(folder.glob("*.py")))
-    script = folder / f"script{number}.py"
+    script = folder / "script.py"  # The same in each life: functions are known by their file.
     script.write_text(textwrap.dedent(code))
-    out, err = script.with_suffix(".out"), script.with_suffix(".err")
+    number = len(list(folder.glob("*.out")))
+    out, err = folder / f"script{number}.out", folder / f"script{number}.err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],

@@ -19,6 +19,7 @@ import pytest
 from ckptflow import Checkpointer
 from ckptflow.model import LineageId
 from ckptflow.site import Site, load_site
+from ckptflow.site.tiers import open_tiers
 from ckptflow.store.catalog import Lineage
 from ckptflow.tiers.posix import PosixTier
 from ckptflow.workflow.blocks.rescue import RESCUE, rescue_environment
@@ -68,7 +69,8 @@ class Node:
         path.write_text(text)
         self.site: Site = load_site(path)
         self.process: subprocess.Popen[bytes] | None = None
-        with Checkpointer(self.site.open_tiers()[0], run="exp", task="one") as ckpt:
+        near = open_tiers(self.site.sealed_tiers)[0]  # The site itself opens it on a node.
+        with Checkpointer(near, run="exp", task="one") as ckpt:
             ckpt.save(3, {"x": np.arange(1000)})
         assert self.far_steps() == []
 

@@ -31,6 +31,7 @@ FLOW = '''
 """Three tasks on two tiers; the second fails once, then the process dies at step 12 of it."""
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -50,6 +51,9 @@ def work(seed, steps, ckpt):
             raise OSError("the first time it fails")
         if seed == 1 and ckpt.attempt == 2 and state["step"] == 12:
             ckpt.wait()
+            # The journal is written a moment later: what is looked at has to be there.
+            while "first time it fails" not in open("runs/exp/journal.jsonl").read():
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
     return float(state["w"].sum())
 

@@ -146,5 +146,5 @@ def test_its_journal_and_its_lock_are_those_of_any_run(store: Path) -> None:
             pass
     events = [event["event"] for event in journal.read(active.folder / "journal.jsonl")]
     assert events == [
-        *("run-started", "task-launched", "task-finished", "run-ended"),
+        *("run-started", "app-defined", "task-launched", "task-finished", "run-ended"),
     ]

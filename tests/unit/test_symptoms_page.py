@@ -1,4 +1,4 @@
-"""What the page of symptoms quotes is what the program says; what it tells to type can be typed."""
+"""What the page of symptoms quotes is what the program says."""
 
 from __future__ import annotations
 

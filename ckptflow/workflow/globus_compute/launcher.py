@@ -75,6 +75,7 @@ class Launcher:
             "memoize": app.parsl.cache,
             "ignore_for_cache": app.parsl.ignore_for_cache,
             "hashsum": None,
+            "depends": [],
             "from_memo": None,
             "fail_cost": 0,
             "try_id": 0,

@@ -112,7 +112,15 @@ def _try_of(one: _Known, tries: Sequence[Try]) -> int | None:
         for index, launch in enumerate(tries)
         if launch.launched_s <= one.claimed_s + _SLACK_S
     ]
-    return before[-1] if before else None
+    if not before:
+        return None
+    last = before[-1]
+    if last and one.claimed_s < tries[last].launched_s:
+        # Before that launch, if the clocks agree: then it is of the one before, if that went on.
+        ended_s = tries[last - 1].ended_s
+        if ended_s is None or one.claimed_s <= ended_s:
+            return last - 1
+    return last
 
 
 class _Judge:
