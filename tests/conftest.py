@@ -1,7 +1,7 @@
 """What every test gets: a folder, a home and an environment of its own, and values.
 
 ``SLOW=1`` or ``--slow`` adds the tests marked slow. Hypothesis runs the same examples every
-time, so that a red run is red again tomorrow; slow runs try ten times as many.
+time, so that a red run is red again tomorrow; slow runs try twice as many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("slow", settings.get_profile("ci"), max_examples=250)
+settings.register_profile("slow", settings.get_profile("ci"), max_examples=120)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,12 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("slow" if _slow(config) else "ci")
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _shares_a_fixture(item) and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if _slow(config):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with SLOW=1 or --slow"))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Tell whether a test uses a fixture of its module; each process would make its own."""
+    known = getattr(item, "_fixtureinfo", None)
+    found = known.name2fixturedefs.values() if known else ()
+    return any(one.scope == "module" for definitions in found for one in definitions)
 
 
 def _slow(config: pytest.Config) -> bool:

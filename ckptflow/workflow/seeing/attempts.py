@@ -116,7 +116,7 @@ def _try_of(one: _Known, tries: Sequence[Try]) -> int | None:
         return None
     last = before[-1]
     if last and one.claimed_s < tries[last].launched_s:
-        # Before that launch, if the clocks agree: then it is of the one before, if that went on.
+        # Before that launch, if clocks agree: of the one before, then, if that went on.
         ended_s = tries[last - 1].ended_s
         if ended_s is None or one.claimed_s <= ended_s:
             return last - 1
