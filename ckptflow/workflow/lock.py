@@ -8,7 +8,8 @@ A holder on this host is alive if its process is (same number *and* same start t
 numbers are used again). One on another host cannot be asked; it renews the file's time every
 few seconds, and is taken for dead when it has not for two minutes. All times are those of the
 file system, so hosts with wrong clocks agree. The same host is one with the same name, booted
-at the same time, whose processes have the same numbers: a container may share its name.
+at the same time, whose processes have the same numbers: a container may share its name. One of
+the same name that is not the same is waited for, for half a minute: mostly it was booted again.
 
 Should a holder live that was taken for dead, it finds the lock gone when it next renews it, and
 stops; its tasks are fenced (see the format page). The lock keeps order, it does not guard data.
@@ -35,8 +36,10 @@ from ckptflow.tiers import durable
 STALE_AFTER_S = 120.0
 RENEWALS = 8  # In that time: so many may be late in a row.
 RENEW_EVERY_S = STALE_AFTER_S / RENEWALS
+TWIN_RENEWALS = 2.0  # So long a holder of this host's name may be silent, in renewals.
 
 _TRIES = 100
+_TWIN_LOOK_S = 0.5
 _START_TIME_TOLERANCE_S = 2.0  # The kernel's clock tick, and a clock that is being set.
 
 
@@ -234,9 +237,12 @@ class RunLock:
         if holder.is_here():
             alive, how = self._is_running(holder), "it is running"
         else:
-            silent_s = self._silent_s(number)
+            silent_s, limit_s = self._silent_s(number), self._stale_after_s
+            if holder.host == socket.gethostname():
+                limit_s = min(limit_s, TWIN_RENEWALS * self.renew_every_s)
+                silent_s = self._wait_for_twin(number, silent_s, limit_s)
             alive, how = (
-                silent_s < self._stale_after_s,
+                silent_s < limit_s,
                 f"it gave a sign of life {silent_s:.0f} s ago",
             )
         if alive:
@@ -246,6 +252,19 @@ class RunLock:
                 f"{since}; {how}. Wait for it, stop it, or give this run another name."
             )
         self.dead_holders.append(holder)
+
+    def _wait_for_twin(self, number: int, silent_s: float, limit_s: float) -> float:
+        """Wait until a holder of this host's name lives, or has been silent for too long.
+
+        Most likely it is this host, before it was booted again: then there is nobody left, and
+        no reason to have somebody come back in two minutes.
+        """
+        while silent_s < limit_s:
+            time.sleep(min(_TWIN_LOOK_S, limit_s - silent_s))
+            before_s, silent_s = silent_s, self._silent_s(number)
+            if silent_s < before_s:
+                break  # It has renewed: another host, or a container, of the same name.
+        return silent_s
 
     def _silent_s(self, number: int) -> float:
         """Return how long ago the holder renewed the lock, by the file system's own clock."""

@@ -84,6 +84,34 @@ def test_a_silent_holder_on_another_host_is_taken_for_dead(tmp_path: Path) -> No
     assert not other.is_here()
 
 
+def test_one_of_this_host_s_name_that_was_booted_again_is_waited_for(tmp_path: Path) -> None:
+    before_boot = replace(Holder.of_this_process("old"), machine="another boot")
+    put(tmp_path, before_boot)
+    mine = RunLock(tmp_path, run="exp", session="s", stale_after_s=8.0)
+    mine.acquire()  # After two renewals that did not come, and not after all eight.
+    assert mine.dead_holders == [before_boot]
+
+
+def test_one_of_this_host_s_name_that_renews_keeps_others_out(tmp_path: Path) -> None:
+    twin = RunLock(tmp_path, run="exp", session="t", stale_after_s=40.0)
+    twin.acquire()
+    put(tmp_path, replace(Holder.of_this_process("t"), machine="a container"))
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.05):
+            twin.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(RunLocked, match="sign of life"):
+            RunLock(tmp_path, run="exp", session="s", stale_after_s=40.0).acquire()
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_renewing_shows_life(tmp_path: Path) -> None:
     mine = lock(tmp_path)
     mine.acquire()
