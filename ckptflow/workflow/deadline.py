@@ -37,6 +37,7 @@ SAVE_TIME_FACTOR = 2.0
 
 ALLOCATION = "allocation"
 LOOK_EVERY_S = 1.0
+_NUDGE = signal.SIGURG  # Which nobody uses, and everybody survives.
 _NOTICE_S = 0.5  # What a leader may take to post what a task has heard, too.
 
 
@@ -91,6 +92,10 @@ def allocation_in(environment: Mapping[str, str], margin_s: float) -> Deadline:
     return Deadline() if end is None else Deadline(end.ends_at_s, margin_s, ALLOCATION)
 
 
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal that has done its work by coming."""
+
+
 class StopSignals:
     """While entered, notes stop signals instead of dying from them.
 
@@ -117,9 +122,22 @@ class StopSignals:
                 previous = signal.signal(number, self._note)
                 # A handler that was set from C cannot be put back by Python.
                 self._previous[number] = signal.SIG_DFL if previous is None else previous
+            if signal.getsignal(_NUDGE) in {signal.SIG_DFL, signal.SIG_IGN}:
+                self._previous[_NUDGE] = signal.signal(_NUDGE, _nothing)
             if (here := presence()) is not None:
                 self._presence.enter_context(here.as_one_that(HEARS))
         return self
+
+    def nudge(self) -> None:
+        """Have the main thread look at its signals, although it waits for a process.
+
+        The kernel may hand a signal to any thread. If that is another one, nothing ends the
+        main thread's wait, and there alone does Python run handlers.
+        """
+        if _NUDGE in self._previous and os.getpid() == self._pid:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, _NUDGE)
 
     def __exit__(self, *_: object) -> None:
         self._presence.close()
@@ -184,6 +202,8 @@ class StopWatch:
         """Return why to save and stop now, or ``None`` to go on."""
         if _stop_reason is not None:
             return _stop_reason
+        if threading.current_thread() is not threading.main_thread():
+            self.signals.nudge()
         now_s = self._clock()
         self._look(now_s)
         deadline = self.deadline

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -241,3 +244,23 @@ def test_tasks_in_threads_are_stopped_together() -> None:
     finally:
         stop_tasks_here(None)
     assert watch() is None
+
+
+def test_a_signal_that_another_thread_got_ends_the_wait_of_the_main_one() -> None:
+    with StopSignals([signal.SIGUSR1]) as signals:
+        watch = StopWatch(signals, Deadline())
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+
+        def work() -> None:
+            # To this thread, and not to the process: the kernel's choice, made certain.
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+            while watch() is None:
+                time.sleep(0.01)
+            child.kill()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        child.wait()  # Until the other thread knows.
+        thread.join()
+        assert signals.received is signal.SIGUSR1
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
