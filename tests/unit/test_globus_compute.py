@@ -366,7 +366,7 @@ def test_the_guide_names_every_option_of_the_template(repository: Path) -> None:
     ("tiers", "why"),
     [
         ([{"kind": "posix", "name": "a", "path": "here", "level": 3}], "absolute path"),
-        ([{"kind": "posix", "name": "a", "path": "/local", "level": 1}], "level 3 or higher"),
+        ([{"kind": "posix", "name": "a", "path": "/local", "level": 1}], "of level 3"),
         ([{"kind": "memory", "name": "a", "level": 0}], "outside of memory"),
     ],
 )
