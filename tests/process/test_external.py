@@ -247,7 +247,7 @@ def lives_until_done(store: Path, steps: int, kills: int) -> str:
         return said
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_workflow_killed_at_any_time_ends_with_the_same_bits(
     tmp_path: Path, kills: int
 ) -> None:
