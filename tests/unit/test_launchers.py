@@ -34,7 +34,7 @@ def test_srun(tmp_path: Path) -> None:
         environ=program(tmp_path, "srun", ""),
     )
     assert words == [
-        "srun", "--overlap", "--kill-on-bad-exit=1", "--nodes=2", "--ntasks=8",
+        "srun", "--overlap", "--mem=0", "--kill-on-bad-exit=1", "--nodes=2", "--ntasks=8",
         "--ntasks-per-node=4", "--nodelist=n3,n4", "--mpi=pmix",
     ]  # fmt: skip
 

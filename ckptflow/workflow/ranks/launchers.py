@@ -63,8 +63,9 @@ def command(
 
 
 def _srun(ranks: int, nodes: int, hosts: Sequence[str], options: Sequence[str]) -> list[str]:
-    # Without --overlap the step would wait for ever beside another one on these nodes.
-    words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}"]
+    # Without --overlap the step would wait for ever beside another one on these nodes; without
+    # --mem=0 it asks for memory of its own, which the other one has.
+    words = ["srun", "--overlap", "--mem=0", "--kill-on-bad-exit=1", f"--nodes={nodes}"]
     words += [f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"]
     words += [f"--nodelist={','.join(hosts)}"] if hosts else []
     return [*words, *options]
