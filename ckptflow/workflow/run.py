@@ -57,7 +57,7 @@ from ckptflow.workflow.summary import (
     RunSummary,
 )
 from ckptflow.workflow.tasks import Tasks
-from ckptflow.workflow.trail import TRAIL
+from ckptflow.workflow.trail import TRAIL, close_trail
 from ckptflow.workflow.watch import Watch
 
 __all__ = ["Run", "build_config", "last_run", "run"]
@@ -396,6 +396,7 @@ class Run:
             self._problem(text)
 
     def _let_go(self) -> None:
+        close_trail(self.folder / TRAIL)  # Of tasks that were threads of this process.
         if self._journal:
             self._journal.close()
         self._lock.release()

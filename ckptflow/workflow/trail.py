@@ -79,6 +79,14 @@ class Trail:
             _log.warning("%s takes long to write.", file.path)
 
 
+def close_trail(folder: Path) -> None:
+    """Close the file of this process in a folder, if it has one: no attempt is left here."""
+    with _lock:
+        file = _files.pop((os.getpid(), str(folder)), None)
+    if file is not None:
+        file.close()
+
+
 def _file(folder: str | None) -> Journal | None:
     """Return the file of this process in a folder; ``None`` where there can be none."""
     if folder is None:

@@ -123,6 +123,20 @@ def test_an_unfinished_task_goes_on_in_the_next_run(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_run_that_is_over_leaves_no_thread_of_ours_and_no_file_open(tmp_path: Path) -> None:
+    def ours() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("ckptflow-")}
+
+    before = ours()
+    for number in range(3):
+        with run(tmp_path):
+            count(number, 5).result()
+    assert ours() - before == set()
+    files = list(Path("/proc/self/fd").iterdir())
+    opened = [str(file.readlink()) for file in files if file.is_symlink()]
+    assert [name for name in opened if name.startswith(str(tmp_path / "runs"))] == []
+
+
 def test_an_app_says_how_its_state_is_captured(tmp_path: Path) -> None:
     with run(tmp_path):
         assert captures().result() == "diff-first"
