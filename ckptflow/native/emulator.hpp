@@ -20,6 +20,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -43,6 +44,7 @@ namespace emulator {
 
 constexpr unsigned kWarp = 32;
 constexpr size_t kStackBytes = 128 * 1024;
+constexpr size_t kGuardBytes = 64 * 1024;  // whole pages, of any size of pages
 
 struct Index {
     unsigned x;
@@ -61,23 +63,28 @@ struct Warp {
 };
 
 // Stacks for the fibers of a block. They are kept for the next launch, since pages that were never
-// touched cost more than the fibers. All blocks have the same number of threads.
+// touched cost more than the fibers; by their size, since all libraries of a process that include
+// this share what is kept, and their blocks may have different numbers of threads. Nothing can be
+// read or written right before and behind them.
 class Stacks {
   public:
     explicit Stacks(size_t bytes) : bytes_(bytes) {
         const std::lock_guard<std::mutex> lock(mutex());
-        if (!kept().empty()) {
-            start_ = kept().back();
-            kept().pop_back();
+        std::vector<char *> &same = kept()[bytes_];
+        if (!same.empty()) {
+            start_ = same.back();
+            same.pop_back();
             return;
         }
-        void *memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+        void *memory = mmap(nullptr, bytes_ + 2 * kGuardBytes, PROT_NONE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        start_ = memory == MAP_FAILED ? nullptr : static_cast<char *>(memory);
+        if (memory == MAP_FAILED) return;
+        char *start = static_cast<char *>(memory) + kGuardBytes;
+        if (!mprotect(start, bytes_, PROT_READ | PROT_WRITE)) start_ = start;
     }
     ~Stacks() {
         const std::lock_guard<std::mutex> lock(mutex());
-        if (start_) kept().push_back(start_);
+        if (start_) kept()[bytes_].push_back(start_);
     }
     Stacks(const Stacks &) = delete;
     Stacks &operator=(const Stacks &) = delete;
@@ -89,13 +96,13 @@ class Stacks {
         static std::mutex one;
         return one;
     }
-    static std::vector<char *> &kept() {
-        static std::vector<char *> all;
+    static std::map<size_t, std::vector<char *>> &kept() {
+        static std::map<size_t, std::vector<char *>> all;
         return all;
     }
 
     size_t bytes_;
-    char *start_;
+    char *start_ = nullptr;
 };
 
 // One block while it runs, and everything that the next one can use again.

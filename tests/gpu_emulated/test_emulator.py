@@ -135,8 +135,8 @@ extern "C" __global__ void lowest(unsigned long long *out) {
     unsigned long long seen;
     do seen = out[1]; while (atomicCAS(out + 1, seen, seen + 1) != seen);
 }
-extern "C" int run(int which, unsigned long long seed, void *out) {
-    return emulator::launch(9, 64, 2, seed, [=] {
+extern "C" int run(int which, unsigned threads, unsigned long long seed, void *out) {
+    return emulator::launch(9, threads, 2, seed, [=] {
         if (which == 0) half_wait((unsigned *)out);
         if (which == 1) lowest((unsigned long long *)out);
     });
@@ -159,7 +159,7 @@ def test_a_barrier_that_some_threads_never_reach_is_told(
     own_kernels: ctypes.CDLL, seed: int
 ) -> None:
     out = (ctypes.c_uint * 64)()
-    assert own_kernels.run(0, ctypes.c_uint64(seed), out) == 0
+    assert own_kernels.run(0, 64, ctypes.c_uint64(seed), out) == 0
 
 
 def test_a_deadlock_names_the_kernel() -> None:
@@ -175,5 +175,21 @@ def test_a_deadlock_names_the_kernel() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_atomics_of_all_blocks_count(own_kernels: ctypes.CDLL, seed: int) -> None:
     out = (ctypes.c_uint64 * 2)(1 << 60, 0)
-    assert own_kernels.run(1, ctypes.c_uint64(seed), out) == 1
+    assert own_kernels.run(1, 64, ctypes.c_uint64(seed), out) == 1
     assert list(out) == [9 * 1000 - 8, 9 * 64]
+
+
+def test_blocks_of_different_sizes_follow_each_other(own_kernels: ctypes.CDLL) -> None:
+    """In a process of its own: a stack that is too small is no error but a crash."""
+    script = f"""
+import ctypes
+kernels = ctypes.CDLL({own_kernels._name!r})
+for threads in (32, 64, 1024, 64, 256):
+    out = (ctypes.c_uint64 * 2)(1 << 60, 0)
+    assert kernels.run(1, threads, ctypes.c_uint64(1), out) == 1
+    assert out[1] == 9 * threads, (threads, out[1])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, (result.returncode, result.stderr)
