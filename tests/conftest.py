@@ -7,6 +7,9 @@ time, so that a red run is red again tomorrow; slow runs try twice as many.
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("slow" if _slow(config) else "ci")
+    if hasattr(config, "workerinput"):
+        os.register_at_fork(after_in_child=_end_of_pipes(_pipes()))
+
+
+def _pipes() -> list[int]:
+    """The pipes that a worker of pytest-xdist talks to the main process by."""
+    numbers = [int(name) for name in os.listdir("/dev/fd")]
+    return [n for n in numbers if n > 2 and _is_pipe(n)]
+
+
+def _is_pipe(number: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(number).st_mode)
+    except OSError:
+        return False  # It was the listing's own.
+
+
+def _end_of_pipes(numbers: list[int]) -> Callable[[], None]:
+    """Close them in forked processes: else these keep a worker that crashed from being missed."""
+
+    def close() -> None:
+        for number in numbers:
+            with suppress(OSError):
+                os.close(number)
+
+    return close
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
