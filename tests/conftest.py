@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _pipes() -> list[int]:
     """The pipes that a worker of pytest-xdist talks to the main process by."""
-    numbers = [int(name) for name in os.listdir("/dev/fd")]
+    numbers = [int(entry.name) for entry in Path("/dev/fd").iterdir()]
     return [n for n in numbers if n > 2 and _is_pipe(n)]
 
 
@@ -59,7 +59,7 @@ def _is_pipe(number: int) -> bool:
 
 
 def _end_of_pipes(numbers: list[int]) -> Callable[[], None]:
-    """Close them in forked processes: else these keep a worker that crashed from being missed."""
+    """Close them in forked processes, which else hide that a worker crashed."""
 
     def close() -> None:
         for number in numbers:
