@@ -31,7 +31,8 @@ for _folder in ("services", "slurm"):
 from disturbed_run import DisturbedRun, Plan  # noqa: E402
 from machines import command_of  # noqa: E402
 from report import Claim, finish, parser, require  # noqa: E402
-from slurm_cluster import Node, Settings, SlurmCluster, running, why_not  # noqa: E402
+from slurm_cluster import Node, SlurmCluster, running, why_not  # noqa: E402
+from slurm_conf import Settings  # noqa: E402
 
 TASKS, STEPS = 50, 20
 NODES, WORKFLOWS = 3, 2

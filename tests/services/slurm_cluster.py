@@ -11,8 +11,8 @@ As a script it leaves one running, without systemd, docker or a database:
 head, and end with it, and that with the process that started it. Several clusters can run at
 once, on ports that were free an instant ago.
 
-Intervals are short: what takes a real cluster minutes to notice takes this one seconds.
-Needs root, and ``apt-get install slurm-wlm munge``. ``tests/services/test_slurm_cluster.py``.
+`slurm_conf` says what it is like. Needs root, and ``apt-get install slurm-wlm munge``.
+``tests/services/test_slurm_cluster.py``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
 from machines import Machine, Program
+from slurm_conf import Settings, slurm_conf
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -57,34 +58,6 @@ def why_not(proctrack: str = "linuxproc") -> str | None:
     if proctrack == "cgroup" and not os.access(FREEZER / "cgroup.procs", os.W_OK):
         return f"proctrack/cgroup needs the cgroup v1 freezer, writable at {FREEZER}"
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a cluster is like.
-
-    Attributes:
-        nodes: how many nodes; they are called node1, node2, and so on.
-        cpus: of each node, which may be more than the host has.
-        memory_mib: of each node.
-        proctrack: how Slurm finds the processes of a step, ``linuxproc`` or ``cgroup``. It
-            decides who gets signals: all of them, or the step's first process only.
-        kill_wait_s: between SIGTERM and SIGKILL.
-        grace_s: what a preempted job of the partition ``preemptible`` has before SIGTERM.
-        node_timeout_s: when a node that does not answer is down.
-        requeue_wait_s: how long a requeued job waits.
-        partitions: more partitions than debug, preemptible and urgent, with their nodes.
-    """
-
-    nodes: int = 4
-    cpus: int = 2
-    memory_mib: int = 4000
-    proctrack: str = "linuxproc"
-    kill_wait_s: int = 5
-    grace_s: int = 10
-    node_timeout_s: int = 10
-    requeue_wait_s: int = 5
-    partitions: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +239,15 @@ class SlurmCluster:
         self._make_nodes()
         record = {"port": self._port, "settings": asdict(self.settings)}
         (self.folder / _MARK).write_text(json.dumps(record))
-        self.conf.write_text(slurm_conf(self))
+        self.conf.write_text(
+            slurm_conf(
+                self.settings,
+                [node.name for node in self.nodes],
+                folder=self.folder,
+                munge=self.munge_socket,
+                first_port=self._port,
+            )
+        )
         lines = ["CgroupPlugin=cgroup/v1", "CgroupAutomount=no", "ConstrainCores=no", ""]
         uses_groups = self.settings.proctrack == "cgroup"
         (self.folder / "cgroup.conf").write_text("\n".join(lines) if uses_groups else "")
@@ -363,101 +344,6 @@ class Node:
     def thaw(self) -> None:
         """Let it go on as if no time had passed."""
         self.machine.thaw()
-
-
-def slurm_conf(cluster: SlurmCluster) -> str:
-    """Return the configuration of a cluster."""
-    settings, folder, first = cluster.settings, cluster.folder, cluster._port
-    names = [node.name for node in cluster.nodes]
-    size = f"CPUs={settings.cpus} RealMemory={settings.memory_mib} State=UNKNOWN"
-    machines = [
-        f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={first + number} {size}"
-        for number, name in enumerate(names, start=1)
-    ]
-    limits = "MaxTime=60 DefaultTime=10 State=UP OverSubscribe=NO"
-    partitions = [
-        f"PartitionName={name} Nodes={','.join(nodes)} {limits} {options}"
-        for name, nodes, options in [
-            ("debug", names, "Default=YES PriorityTier=10 PreemptMode=OFF"),
-            (
-                "preemptible",
-                names,
-                f"PriorityTier=1 PreemptMode=REQUEUE GraceTime={settings.grace_s}",
-            ),
-            ("urgent", names, "PriorityTier=20 PreemptMode=OFF"),
-            *(
-                (
-                    name,
-                    [names[number - 1] for number in numbers],
-                    "PriorityTier=10 PreemptMode=OFF",
-                )
-                for name, numbers in (settings.partitions or {}).items()
-            ),
-        ]
-    ]
-    return "\n".join(
-        [
-            _CONF.format(
-                port=first,
-                munge=cluster.munge_socket,
-                folder=folder,
-                proctrack=settings.proctrack,
-                node_timeout_s=settings.node_timeout_s,
-                kill_wait_s=settings.kill_wait_s,
-                requeue_wait_s=settings.requeue_wait_s,
-            ),
-            *machines,
-            *partitions,
-            "",
-        ]
-    )
-
-
-# cred_expire is also how long a requeued job waits. With preempt_send_user_signal a preempted
-# job gets its --signal at once, and SIGTERM after GraceTime. config_overrides: nodes may have
-# more processors than the host.
-_CONF = """\
-ClusterName=private
-SlurmctldHost=head(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={munge},cred_expire={requeue_wait_s}
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/machines/slurmctld.pid
-SlurmdPidFile={folder}/machines/slurmd.%n.pid
-SlurmctldLogFile={folder}/log/slurmctld
-SlurmdLogFile={folder}/log/%n
-SlurmctldParameters=preempt_send_user_signal
-ProctrackType=proctrack/{proctrack}
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MpiDefault=none
-SwitchType=switch/none
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-DefMemPerCPU=100
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
-PriorityType=priority/basic
-SlurmdTimeout={node_timeout_s}
-SlurmctldTimeout=10
-MessageTimeout=5
-InactiveLimit=0
-KillWait={kill_wait_s}
-OverTimeLimit=0
-CompleteWait=0
-MinJobAge=600
-ReturnToService=2
-JobRequeue=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-RequeueExit=99"""
 
 
 def _free_ports(count: int, turn: int) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from machines import command_of, environment_of, every_pid, stat_of
-from slurm_cluster import FREEZER, Settings, SlurmCluster, running, why_not
+from slurm_cluster import FREEZER, SlurmCluster, running, why_not
+from slurm_conf import Settings
 
 SCRIPT = Path(__file__).with_name("slurm_cluster.py")
 LIMIT_S = 60.0
@@ -180,7 +181,8 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     code = f"""
         import sys, time, pathlib
         sys.path.insert(0, {str(SCRIPT.parent)!r})
-        from slurm_cluster import Settings, SlurmCluster
+        from slurm_cluster import SlurmCluster
+        from slurm_conf import Settings
         SlurmCluster(pathlib.Path({str(folder)!r}), Settings(nodes=1)).start()
         print("up", flush=True)
         time.sleep(600)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_cluster import Settings, SlurmCluster, running, why_not
+from slurm_cluster import SlurmCluster, running, why_not
+from slurm_conf import Settings
 from spread import undisturbed
 
 HERE = Path(__file__).resolve().parent

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from disturbed_run import DisturbedRun, Result
 from scenarios import SCENARIOS, Scenario
-from slurm_cluster import Settings, SlurmCluster, running, why_not
+from slurm_cluster import SlurmCluster, running, why_not
+from slurm_conf import Settings
 
 AT_ONCE = 4
 RECORDS = os.environ.get("SCENARIO_RECORDS")
