@@ -87,6 +87,7 @@ def portable_error(error: BaseException, *, task: str, crosses: bool = True) -> 
     """
     if not isinstance(error, Exception):
         return _exited(error, task)
+    _cut_circle(error)
     return _parcel(error, task) if crosses else error
 
 
@@ -147,6 +148,20 @@ def unsealed_error(data: bytes, *, here: bool) -> BaseException:
     """Return the exception that `sealed_error` made bytes of; ``here``: this is its goal."""
     blob, summary = pickle.loads(data)  # noqa: S301  From our own rank.
     return open_error(blob, summary) if here else ErrorParcel(blob, summary)
+
+
+def _cut_circle(error: BaseException) -> None:
+    """Let the causes of an exception end; Parsl follows them for ever.
+
+    ``raise error from error`` makes a circle, and so does code that passes errors on.
+    """
+    seen = {id(error)}
+    while (cause := error.__cause__) is not None:
+        if id(cause) in seen:
+            error.__cause__ = None
+            return
+        seen.add(id(cause))
+        error = cause
 
 
 def _exited(error: BaseException, task: str) -> TaskExited:

@@ -126,6 +126,7 @@ def misfortunes(folder):
             "raised": grow("raised", 3, "raise", folder),
             "plain": plain("here"),
             "bash": command("a", line, stderr=str(folder / "stderr")),
+            "exits": command("exits", "exit 3"),
             "straight": grow.on(ranks=1)("straight", 8, None, folder),
         }
         found = {name: outcome(future) for name, future in futures.items()}
@@ -156,7 +157,7 @@ def elastic(folder):
 
 def torchrun(folder):
     """A rank dies, and torchrun starts all of them again within the task."""
-    line = "{python} -m torch.distributed.run --nproc-per-node=2 --max-restarts=1 "
+    line = "{python} -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1 "
     line += "{here}/ranked_torch.py 6"
     with cf.run("exp", site="local_threads", store=folder / "store", retries=0) as run:
         app = command.on(every=1)

@@ -166,6 +166,12 @@ def test_programs_of_a_command_attach_as_ranks_one_after_the_other(misfortunes: 
     assert misfortunes.task("command-name=a")["step"] == 7
 
 
+def test_a_command_that_fails_says_with_which_code(misfortunes: Result) -> None:
+    exits = misfortunes.found["exits"]
+    assert exits["error"] == "BashExitFailure"
+    assert exits["text"].endswith("exit code 3")
+
+
 def test_the_secret_of_a_launch_is_in_nothing_that_is_printed(misfortunes: Result) -> None:
     assert "CKPTFLOW_STEWARD" not in (misfortunes.folder / "stderr").read_text()
 

@@ -166,6 +166,30 @@ def test_inside_one_process_an_error_is_left_alone() -> None:
     assert caught.value is error
 
 
+@pytest.mark.parametrize("crosses", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_causes_that_go_in_a_circle_are_cut(length: int, crosses: bool) -> None:
+    """Parsl copies causes, one within the other, until there is none."""
+    errors = [ValueError(str(number)) for number in range(length)]
+    for number, error in enumerate(errors):
+        error.__cause__ = errors[(number + 1) % length]
+
+    def task() -> None:
+        try:
+            raise errors[0]
+        except ValueError as raised:
+            raise_portable(raised, task="t", crosses=crosses)
+
+    wrapped = wrap_error(task)()
+    received = pickle.loads(pickle.dumps(wrapped)) if crosses else wrapped
+    assert isinstance(received, RemoteExceptionWrapper)
+    found: BaseException | None = received.get_exception()
+    for number in range(length):
+        assert str(found) == str(number)
+        found = found.__cause__ if found else None
+    assert found is None
+
+
 @pytest.mark.parametrize(
     "value",
     [None, True, 3, 0.5, 1j, "text", b"bytes", np.arange(4), [1, {"a": (2, None)}], {3}],

@@ -143,7 +143,9 @@ class RankedCommand(TaskFunction):
             try:
                 value = remote_side_bash_executor(command_line, *args, **kwargs)
             except BashExitFailure as error:
-                raise _meaning(held, error) from error
+                if (meaning := _meaning(held, error)) is error:
+                    raise
+                raise meaning from error
             if (early := stopped(held.task, ranks.ranks, held.steward.endings)) is not None:
                 raise early
             return value
