@@ -15,23 +15,20 @@ the main process being alive, and futures carry the user's results and nothing e
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import io
 import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import dill  # type: ignore[import-untyped]
 
 from ckptflow.checkpointer import CheckpointWarning
@@ -287,30 +284,13 @@ def block_of_worker() -> str | None:
     return os.environ.get("PARSL_WORKER_BLOCK_ID")
 
 
-class _ModulesByName(dill.Pickler):  # type: ignore[misc]
-    """Lets the worker import the modules that a function uses.
-
-    dill would send all that is in them, unless they lie where packages are installed: not so
-    those in a source tree, an editable install of ckptflow among them.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler.reducer_override`."""
-        if (
-            isinstance(obj, ModuleType)
-            and obj.__name__ != "__main__"
-            and sys.modules.get(obj.__name__) is obj
-        ):
-            return importlib.import_module, (obj.__name__,)
-        return NotImplemented
-
-
 def _pack_function(function: Callable[..., Any]) -> bytes:
+    # cloudpickle takes along what the function uses of the script, and modules by name. So
+    # does dill with recurse=True, but not in two threads at once: to find globals it
+    # disassembles into sys.stdout, which it replaces for that time.
     if function.__module__ == "__main__":
         try:
-            buffer = io.BytesIO()
-            _ModulesByName(buffer, recurse=True).dump(function)
-            return buffer.getvalue()
+            return bytes(cloudpickle.dumps(function))
         except Exception as error:  # noqa: BLE001  Pickling runs code of whatever it meets.
             _log.warning(
                 "%s() uses something of the script that cannot be sent to workers (%s: %s); "

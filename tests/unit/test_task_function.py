@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -49,4 +50,39 @@ def test_a_function_of_the_script_brings_what_it_uses(
     sys.modules["__main__"] = types.ModuleType("__main__")  # The worker has another one.
     assert dill.loads(packed)._function(7) == 84
     assert caplog.records == []
+    del sys.modules["heavy"]
+
+
+def test_many_threads_pack_functions_while_others_print(
+    script: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task on a thread, or one with ranks, packs its function when it starts."""
+    before_s = sys.getswitchinterval()
+    out, packed = sys.stdout, []
+    barrier = threading.Barrier(5)
+
+    def pack() -> None:
+        barrier.wait()
+        for _ in range(50):
+            packed.append(TaskFunction(script["task"], Identity("task")).packed())
+
+    def tell() -> None:
+        barrier.wait()
+        for number in range(2000):
+            print(number)
+
+    threads = [threading.Thread(target=one) for one in (pack, pack, pack, tell)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for one in threads:
+            one.start()
+        barrier.wait()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(before_s)
+    assert sys.stdout is out
+    assert capsys.readouterr().out == "".join(f"{number}\n" for number in range(2000))
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    assert [dill.loads(one)(7) for one in packed] == [84] * 150
     del sys.modules["heavy"]
