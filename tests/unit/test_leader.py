@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ckptflow.workflow.blocks.board import is_alive
+from ckptflow.workflow.blocks.leader import IDLE_LOOK_S, QUEUES_GONE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
@@ -253,6 +254,58 @@ def test_tasks_that_survive_their_pool_may_not_go_on_for_ever(
     )
     assert leader.status() == 137
     assert not is_alive(leader.pid())
+
+
+POOL_WITH_QUEUES = """
+    import multiprocessing
+
+    def work(number):
+        with saves():
+            note(f"worker{number}", str(os.getpid()))
+            while not heard:
+                time.sleep(0.01)
+            note(f"saved{number}", ",".join(heard))
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        manager = context.Manager()
+        note("up", str(os.getpid()))
+        note("queues", str(manager._process.pid))
+        wait_for("go")
+        workers = [context.Process(target=work, args=(number,)) for number in range(2)]
+        for worker in workers:
+            worker.start()
+        wait_for("end")
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+"""
+
+
+def test_a_pool_without_its_queues_is_ended_and_its_tasks_save(start: Start) -> None:
+    """It would go on saying that it is well, and its tasks would never come to an end."""
+    leader = start(POOL_WITH_QUEUES, "--orphans-s=1000")
+    queues, pool = leader.pid("queues"), leader.pid()
+    leader.until(lambda: f"process {queues} keeps" in leader.log.read_text())
+    leader.say("go")
+    workers = [leader.pid(f"worker{number}") for number in range(2)]
+    os.kill(queues, signal.SIGKILL)
+    assert [leader.read(f"saved{number}") for number in range(2)] == ["SIGTERM"] * 2
+    assert leader.status() == 1
+    assert not any(is_alive(pid) for pid in (pool, *workers))
+
+
+def test_a_worker_that_dies_is_no_loss_of_queues(start: Start) -> None:
+    leader = start(POOL_WITH_QUEUES)
+    queues = leader.pid("queues")
+    leader.until(lambda: f"process {queues} keeps" in leader.log.read_text())
+    leader.say("go")
+    pid = leader.pid("worker0")
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(2 * IDLE_LOOK_S + QUEUES_GONE_S)  # It must not do anything in that time.
+    assert is_alive(leader.pid())
+    leader.say("end")
+    assert leader.status() == 0
 
 
 def test_without_its_leader_a_pool_ends(start: Start) -> None:

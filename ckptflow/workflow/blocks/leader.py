@@ -13,7 +13,9 @@ is the one that hears, tells the tasks, and stays until what can be saved is sav
   allocation is not burnt. The same when the pool has lost its own first process;
 * then what lies on this node only is copied outward, by `ckptflow.workflow.blocks.rescue`,
   for as long as there is time;
-* with nothing to save it ends at once.
+* with nothing to save it ends at once;
+* when the pool has lost the process that keeps its queues, the pool is ended, too: it would
+  take no results and no tasks any more, and still say to the workflow that it is well.
 
 It also learns when the block ends (`clock`) and posts that. Everything is done by one thread
 in one loop, which nothing holds up: questions and copies are processes of their own.
@@ -32,7 +34,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from ckptflow.workflow.blocks.board import BOARD, HEARS, IDLE, Entry, make_board
+from ckptflow.workflow.blocks.board import BOARD, HEARS, IDLE, Entry, is_alive, make_board
 from ckptflow.workflow.blocks.clock import Clock
 from ckptflow.workflow.blocks.processes import (
     adopt_orphans,
@@ -41,6 +43,7 @@ from ckptflow.workflow.blocks.processes import (
     handles,
     is_agent,
     kill,
+    oldest_spawned,
 )
 from ckptflow.workflow.blocks.time_left import KILL_WAIT_S
 
@@ -50,6 +53,7 @@ RESCUE_PART = 0.5  # Of the time between TERM and KILL: what copies get if tasks
 KILL_RESERVE_S = 0.3  # So long before KILL copies are over.
 END_RESERVE_S = 5.0  # The same before the end of the block: batch systems are not exact.
 RESCUES_MAX = 3
+QUEUES_GONE_S = 3.0  # A pool that ends by itself is gone so soon after its queues.
 USELESS_S = (
     120.0  # A block that closed so soon, before any task ran, counts as one that failed.
 )
@@ -75,6 +79,8 @@ class Leader:
         self._heard: list[int] = []
         self._told: set[tuple[int, int]] = set()  # Processes, and the signals they were sent.
         self._pool: subprocess.Popen[bytes] | None = None
+        self._queues: int | None = None  # The process that keeps them for the pool.
+        self._queues_seen_s = float("inf")  # When that was last there.
         self._status: int | None = None  # Of the pool; 0 if we have ended it.
         self._began_s, self._worked = time.monotonic(), False
         self._stopping_s: float | None = None  # When tasks were told to stop.
@@ -201,12 +207,27 @@ class Leader:
         if self._clock.left_s() <= 2 * self._options.margin_s:
             self._board.post_closed("the block is about to end")
         if self._status is None:
+            self._look_at_queues()
+        if self._status is None:
             self._look_at_pool()
         elif self._orphans_are_late():
             say("tasks without a pool did not stop in time and are ended")
             self._end_all_but(saving := [])
         if self._options.rescue and not self._safe:
             self._look_at_rescue(saving)
+
+    def _look_at_queues(self) -> None:
+        assert self._pool is not None
+        if self._queues is None:
+            if not self._worked:
+                self._queues = oldest_spawned(self._pool.pid)
+                if self._queues is not None:
+                    say(f"process {self._queues} keeps the queues of the pool")
+        elif is_alive(self._queues):
+            self._queues_seen_s = time.monotonic()
+        elif time.monotonic() - self._queues_seen_s >= QUEUES_GONE_S:
+            say("the pool has lost the process that keeps its queues, and is ended")
+            self._lose_pool(1)
 
     def _look_at_pool(self) -> None:
         closed = self._board.closed()

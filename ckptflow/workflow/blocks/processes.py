@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SPAWNED = b"multiprocessing.spawn"
 _AGENT = b"ckptflow.flush.agent"  # Outlives tasks on purpose.
 
 
@@ -55,6 +56,21 @@ def descendants(pid: int) -> list[int]:
         found += children
         waiting += children
     return found
+
+
+def oldest_spawned(pid: int) -> int | None:
+    """Return the first process that Python's multiprocessing has spawned below a process.
+
+    Of a pool of Parsl that is the one that keeps the queues and the table of its tasks: the
+    pool starts it before any worker.
+    """
+    found = []
+    for one in descendants(pid):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if _SPAWNED in Path(f"/proc/{one}/cmdline").read_bytes():
+                text = Path(f"/proc/{one}/stat").read_text(encoding="ascii", errors="replace")
+                found.append((int(text.rpartition(")")[2].split()[19]), one))
+    return min(found)[1] if found else None
 
 
 def is_agent(pid: int) -> bool:
