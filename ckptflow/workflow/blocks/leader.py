@@ -80,7 +80,7 @@ class Leader:
         self._told: set[tuple[int, int]] = set()  # Processes, and the signals they were sent.
         self._pool: subprocess.Popen[bytes] | None = None
         self._queues: int | None = None  # The process that keeps them for the pool.
-        self._queues_seen_s = float("inf")  # When that was last there.
+        self._queues_seen_s = 0.0  # When that was last there.
         self._status: int | None = None  # Of the pool; 0 if we have ended it.
         self._began_s, self._worked = time.monotonic(), False
         self._stopping_s: float | None = None  # When tasks were told to stop.
@@ -221,6 +221,7 @@ class Leader:
         if self._queues is None:
             if not self._worked:
                 self._queues = oldest_spawned(self._pool.pid)
+                self._queues_seen_s = time.monotonic()
                 if self._queues is not None:
                     say(f"process {self._queues} keeps the queues of the pool")
         elif is_alive(self._queues):
