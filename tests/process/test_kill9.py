@@ -73,7 +73,7 @@ def newest(store: Path) -> int:
     return max((found.id.step for found in lineage.valid()), default=0)
 
 
-@pytest.mark.parametrize("least", [15, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("least", [15, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_resumes_at_the_newest_commit(
     tmp_path: Path, least: int
 ) -> None:

@@ -123,7 +123,7 @@ def test_attempts_say_on_which_worker_of_which_block_they_ran(run: Monitored) ->
         assert len(one["where"]["manager"]) == 12
     assert attempts[1]["resumed_step"] in (1, 2)
     assert attempts[2]["resumed_step"] == 4
-    assert 0 < attempts[1]["lost_s"] < 60
+    assert 0 <= attempts[1]["lost_s"] < 60
 
 
 def test_the_logs_of_its_workers_are_found(run: Monitored) -> None:

@@ -70,8 +70,10 @@ def start(scenario: str, folder: Path, **more: str) -> subprocess.Popen[str]:
 def ended(process: subprocess.Popen[str], folder: Path) -> Result:
     try:
         said, _ = process.communicate(timeout=LIMIT_S)
-    finally:
+    except subprocess.TimeoutExpired:
         process.kill()
+        process.communicate()
+        raise
     assert process.returncode == 0
     return Result(folder, **json.loads(said.splitlines()[-1]))
 

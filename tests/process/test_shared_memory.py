@@ -167,8 +167,8 @@ def test_killed_writers_leave_only_whole_values(arena: str) -> None:
 
 
 @pytest.mark.slow
-def test_forty_killed_writers_leave_only_whole_values(arena: str) -> None:
-    churn(arena, kills=40)
+def test_twenty_more_killed_writers_leave_only_whole_values(arena: str) -> None:
+    churn(arena, kills=20)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ KEEP = Retention(newest=2)
 TIERS = (("near", 1), ("far", 3))
 CUTS_PER_HISTORY = 25
 SLOW = bool(os.environ.get("SLOW", "") not in {"", "0"})
-SCHEDULES = 10_000 if SLOW else 500
+SCHEDULES = 3_000 if SLOW else 500
 
 
 @dataclass

@@ -176,7 +176,7 @@ class TestSparseSaves(SparseSaves.TestCase):
 class TestManySparseSaves(SparseSaves.TestCase):
     """The same, for longer."""
 
-    settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 # --- killed before each write ---
