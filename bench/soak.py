@@ -38,7 +38,7 @@ TASKS, STEPS = 50, 20
 NODES, WORKFLOWS = 3, 2
 EVERY_S = 5.0
 RESTARTS_MAX = 20  # By the same command; a workflow that needs more of them does not get on.
-WORKER, MANAGER = "spawn_main", "-m parsl.executors.high_throughput.process_worker_pool"
+WORKER, MANAGER = "spawn_main", "-m ckptflow.workflow.blocks.pool"
 
 
 class Lane:
@@ -180,14 +180,14 @@ def main() -> None:
     """Measure, print, claim."""
     words = parser(__doc__)
     words.add_argument(
-        "--seconds", type=float, help="how long things fail; 600, or 30 with --quick"
+        "--seconds", type=float, help="how long things fail; 600, or 60 with --quick"
     )
     words.add_argument("--seed", type=int, default=1, help="of what fails")
     given = words.parse_args()
     if reason := why_not():
         print(f"soak: nothing was done: {reason}")
         return
-    seconds = given.seconds or (30.0 if given.quick else 600.0)
+    seconds = given.seconds or (60.0 if given.quick else 600.0)
     with tempfile.TemporaryDirectory(prefix="ckptflow-soak-") as folder:
         began_s = time.monotonic()
         lanes, striker = soak(

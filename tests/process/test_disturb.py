@@ -171,6 +171,7 @@ def test_a_workflow_that_ended_too_early_is_disturbed_once_more(play):
     assert [loss.kill for loss in result.losses] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_workflow_that_ends_before_it_can_be_killed_fails(play):
     result, told = play(never=("EVERY = 5", "EVERY = 1000"))
     assert told.count("once more from the beginning") == 2

@@ -205,6 +205,7 @@ def test_tasks_that_lost_their_manager_save_before_they_are_given_up(tmp_path: P
         scene.clear()
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_cleared_away(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     try:

@@ -90,6 +90,7 @@ def test_killed_twice_with_workers_of_its_own(repository: Path, tmp_path: Path) 
     check(repository, tmp_path, "local")
 
 
+@pytest.mark.slow
 def test_more_parts_go_on_from_fewer(repository: Path, tmp_path: Path) -> None:
     """How often it saves is no part of the task, and no part of what comes out."""
     arguments = command(repository, tmp_path, "local_threads")

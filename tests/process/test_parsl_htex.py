@@ -305,6 +305,7 @@ def test_after_a_kill_of_the_main_process_the_same_script_goes_on(
     assert again.splitlines() == [json.dumps([restored, x]), "run exp: 1 reused"]
 
 
+@pytest.mark.slow
 def test_a_second_process_of_one_run_is_refused(tmp_path: Path, store: Path) -> None:
     lineage = Lineage([PosixTier(store, level=3)], LineageId("exp", "count-name=a"))
     running = start(tmp_path, SLOW_COUNT, store, 1_000_000)
@@ -385,6 +386,7 @@ ZOMBIE = """
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_given_up_cannot_commit_beside_its_retry(
     tmp_path: Path, store: Path
 ) -> None:

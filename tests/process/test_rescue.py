@@ -117,6 +117,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         made.process.wait()
 
 
+@pytest.mark.slow
 def test_before_the_kill_although_a_task_does_not_stop(node: Node) -> None:
     node.start(BUSY, "--kill-wait-s=120")
     assert node.process is not None

@@ -57,6 +57,7 @@ def run(arguments: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_in_the_same_bits(repository: Path, tmp_path: Path) -> None:
     undisturbed = run(command(repository, tmp_path / "a"))
     killed = command(repository, tmp_path / "b")

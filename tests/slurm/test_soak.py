@@ -1,4 +1,4 @@
-"""The soak, for half a minute: see ``bench/soak.py``."""
+"""The soak, for a minute: see ``bench/soak.py``."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_show_prints_the_script_and_the_configuration_of_parsl() -> None:
     script = site("show", "perlmutter", "--script", *account).stdout
     assert script.startswith("#!/bin/bash")
     assert "#SBATCH --account=m1_g" in script
-    assert "process_worker_pool" in script
+    assert "ckptflow.workflow.blocks.pool" in script
     assert "heartbeat_threshold=5," in site("show", "local", "--parsl").stdout
     assert site("show", "local", "--parsl", "--script").exit_code == 2
 

@@ -54,7 +54,7 @@ def test_programs_are_run_by_this_python() -> None:
     executor = htex()
     leader, pool = executor.launch_cmd.split(" -- ")
     assert leader.startswith(f"exec {sys.executable} -m ckptflow.workflow.blocks.leader ")
-    assert pool.startswith(f"{sys.executable} -m parsl.")
+    assert pool.startswith(f"{sys.executable} -m ckptflow.workflow.blocks.pool ")
     assert sys.executable in executor.interchange_launch_cmd
 
 
@@ -88,7 +88,9 @@ def test_workers_see_gpus_of_their_own_and_share_cores() -> None:
 def test_another_python_runs_the_workers() -> None:
     executor = htex(python="/opt/my python/bin/python3")
     assert sys.executable not in executor.launch_cmd
-    assert "'/opt/my python/bin/python3' -m parsl." in executor.launch_cmd
+    assert (
+        "'/opt/my python/bin/python3' -m ckptflow.workflow.blocks.pool " in executor.launch_cmd
+    )
     assert sys.executable in executor.interchange_launch_cmd
 
 

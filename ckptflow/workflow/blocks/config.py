@@ -38,7 +38,9 @@ from ckptflow.workflow.deadline import STOP_SIGNALS
 from ckptflow.workflow.retry import RetryHandler, UserHandler
 
 LOOPBACK = "127.0.0.1"
-MPI_POOL = "ckptflow.workflow.blocks.mpi_pool"
+POOL, MPI_POOL, INTERCHANGE = (
+    f"ckptflow.workflow.blocks.{name}" for name in ("pool", "mpi_pool", "interchange")
+)
 
 # Parsl divides the cores of a node by this; the site says how many workers there are.
 _CORES_PER_WORKER = 0.001
@@ -93,10 +95,8 @@ def build_config(
 
 def launch_command(model: ExecutorModel, *, rescue: bool = False) -> str:
     """Return the command that starts the workers of a node, as Parsl's template of it."""
-    module = MPI_POOL if model.kind == "mpi" else None
-    pool = _in_this_python(
-        "process_worker_pool", DEFAULT_LAUNCH_CMD, python=model.python, module=module
-    )
+    module = MPI_POOL if model.kind == "mpi" else POOL
+    pool = _in_this_python("process_worker_pool", module, DEFAULT_LAUNCH_CMD, model.python)
     return leader_command(model, pool, rescue=rescue)
 
 
@@ -230,15 +230,12 @@ def _accepts_tasks_s(model: ExecutorModel) -> int | None:
     return max(1, int(model.walltime_s - 2 * model.margin_s))
 
 
-def _in_this_python(
-    program: str, command: str, *, python: str | None = None, module: str | None = None
-) -> str:
-    """Replace a Parsl program by its module, or another one, run by this Python or another.
+def _in_this_python(program: str, module: str, command: str, python: str | None = None) -> str:
+    """Replace a program of Parsl by a module of ours, run by this Python or another.
 
     The program is found by PATH otherwise, which holds the wrong environment, or none, when a
     script is started as ``.venv/bin/python script.py``.
     """
-    module = module or f"parsl.executors.high_throughput.{program}"
     interpreter = shlex.quote(python or sys.executable)
     return command.replace(f"{program}.py", f"{interpreter} -m {module}", 1)
 
@@ -247,6 +244,6 @@ def _interchange_command(environment: Mapping[str, str]) -> list[str]:
     words = [
         word
         for part in DEFAULT_INTERCHANGE_LAUNCH_CMD
-        for word in shlex.split(_in_this_python("interchange", part))
+        for word in shlex.split(_in_this_python("interchange", INTERCHANGE, part))
     ]
     return ["env", *(f"{name}={value}" for name, value in environment.items()), *words]

@@ -12,11 +12,12 @@ is looked at once; one that does not fit waits for the next that ends.
 from __future__ import annotations
 
 import queue
-import runpy
+from typing import TYPE_CHECKING
 
-from parsl.executors.high_throughput.mpi_resource_management import MPITaskScheduler
+from ckptflow.workflow.blocks.lean import become, leave_out
 
-POOL = "parsl.executors.high_throughput.process_worker_pool"
+if TYPE_CHECKING:
+    from parsl.executors.high_throughput.mpi_resource_management import MPITaskScheduler
 
 
 def schedule_backlog(scheduler: MPITaskScheduler) -> None:
@@ -31,11 +32,13 @@ def schedule_backlog(scheduler: MPITaskScheduler) -> None:
         scheduler.put_task(one.task)  # Puts it back if it does not fit.
 
 
-def main() -> None:
-    """Run the pool with the arguments of this process."""
+def _patch() -> None:
+    from parsl.executors.high_throughput.mpi_resource_management import MPITaskScheduler
+
     MPITaskScheduler._schedule_backlog_tasks = schedule_backlog  # noqa: SLF001
-    runpy.run_module(POOL, run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ in {"__main__", "__mp_main__"}:
+    leave_out()
+    _patch()
+    become("process_worker_pool", globals())
