@@ -243,8 +243,8 @@ class DisturbedRun:
         """Return what tasks have written, in the order of time."""
         found = []
         for path in sorted((self.folder / "tasks").glob(f"{task}.jsonl")):
-            for text in path.read_text().splitlines():
-                found.append(Line(task=path.stem, **json.loads(text)))
+            whole, _, _ = path.read_text().rpartition("\n")  # The last may be half written.
+            found += [Line(task=path.stem, **json.loads(text)) for text in whole.splitlines()]
         return sorted(found, key=lambda line: line.time)
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:

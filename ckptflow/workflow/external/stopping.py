@@ -22,6 +22,7 @@ from ckptflow.workflow.external.folder import WorkFolder
 from ckptflow.workflow.external.options import Code
 
 _POLL_S = 0.1
+_ON_ITS_WAY_S = 0.25  # A signal that was sent already may wait for a thread that gets to run.
 _log = logging.getLogger("ckptflow")
 
 
@@ -76,7 +77,10 @@ class Stopper:
             self._thread.join()
         # Schedulers and leaders tell the code itself, too. One that hears them ends well,
         # perhaps before anybody here has looked, and yet has not finished.
-        self.reason = self.reason or self._watch()
+        until_s = time.monotonic() + _ON_ITS_WAY_S
+        while self.reason is None and time.monotonic() < until_s:
+            self.reason = self._watch()
+            time.sleep(_POLL_S / 10)
 
     def kill(self) -> None:
         """Kill the command now, or when it starts: what it is asked of may be on its way."""
