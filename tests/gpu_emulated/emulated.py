@@ -8,6 +8,8 @@ and counts what it is asked for.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -28,8 +30,8 @@ from ckptflow.gpu.device import DeviceArray
 from ckptflow.gpu.plan import Launch, Shape
 
 HERE = Path(__file__).resolve().parent
+BUILT = HERE.parents[1] / "build" / "emulated"
 Bytes = NDArray[np.uint8]
-_folder = tempfile.TemporaryDirectory(prefix="ckptflow-emulated-")
 
 
 class Deadlock(Exception):
@@ -44,19 +46,29 @@ def compiler() -> str:
 
 
 def build(shape: Shape, native: Path = plan.NATIVE) -> ctypes.CDLL:
-    """Compile the kernels in the folder ``native``."""
-    folder = Path(tempfile.mkdtemp(dir=_folder.name))
+    """Compile the kernels in the folder ``native``, unless that was done before."""
     names = "".join(f"KERNEL({name})\n" for name in plan.kernels(shape))
-    (folder / "kernel_names.inc").write_text(names)
-    target = folder / "kernels.so"
     given = [option for option in plan.options(shape) if option.startswith("-D")]
     command = [
         compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-U_FORTIFY_SOURCE",
-        "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{native}",
-        f"-I{plan.NATIVE}", *given, str(HERE / "emulated_kernels.cpp"), "-o", str(target),
+        "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *given,
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    told = hashlib.sha256("\0".join([names, *command]).encode())
+    for path in sorted([*native.iterdir(), *plan.NATIVE.iterdir(), *HERE.glob("*.cpp")]):
+        if path.suffix in {".cu", ".cuh", ".h", ".hpp", ".inc", ".cpp"}:
+            told.update(path.name.encode() + b"\0" + path.read_bytes())
+    target = BUILT / f"{told.hexdigest()[:32]}.so"
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with (BUILT / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=BUILT) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Other processes wait, and find it.
+        if not target.exists():
+            Path(folder, "kernel_names.inc").write_text(names)
+            made = Path(folder, "kernels.so")
+            command += [f"-I{folder}", f"-I{native}", f"-I{plan.NATIVE}"]
+            command += [str(HERE / "emulated_kernels.cpp"), "-o", str(made)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, result.stderr
+            made.replace(target)
     return ctypes.CDLL(str(target))
 
 
