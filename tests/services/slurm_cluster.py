@@ -27,7 +27,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -223,8 +222,8 @@ class SlurmCluster:
 
     @property
     def _short(self) -> Path:
-        # The path of a socket may have 107 bytes, and the folders of tests are deep.
-        return Path(tempfile.gettempdir(), f"ckptflow-slurm-{self._port}")
+        # The path of a socket may have 107 bytes; folders of tests are deep, TMPDIR may be.
+        return Path("/tmp", f"ckptflow-slurm-{self._port}")
 
     def _make_nodes(self) -> None:
         self._nodes = {}
@@ -233,9 +232,10 @@ class SlurmCluster:
             self._nodes[name] = Node(self, name)
 
     def _write(self) -> None:
-        for name in ("machines", "munge", "log", "state", "spool"):
+        for name in ("machines", "munge", "log", "state"):
             (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._short.mkdir(mode=0o755, exist_ok=True)
+        (self._short / "spool").mkdir(mode=0o700, exist_ok=True)
         self._make_nodes()
         record = {"port": self._port, "settings": asdict(self.settings)}
         (self.folder / _MARK).write_text(json.dumps(record))
@@ -245,6 +245,7 @@ class SlurmCluster:
                 [node.name for node in self.nodes],
                 folder=self.folder,
                 munge=self.munge_socket,
+                spool=self._short / "spool",
                 first_port=self._port,
             )
         )

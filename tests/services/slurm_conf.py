@@ -39,7 +39,13 @@ class Settings:
 
 
 def slurm_conf(
-    settings: Settings, names: Sequence[str], *, folder: Path, munge: Path, first_port: int
+    settings: Settings,
+    names: Sequence[str],
+    *,
+    folder: Path,
+    munge: Path,
+    spool: Path,
+    first_port: int,
 ) -> str:
     """Return the text of a slurm.conf.
 
@@ -48,6 +54,7 @@ def slurm_conf(
         names: of its nodes.
         folder: where its daemons write.
         munge: the socket of its munged.
+        spool: where slurmd keeps jobs, and sockets of their steps: no long path.
         first_port: of its controller; those of its nodes follow.
     """
     size = f"CPUs={settings.cpus} RealMemory={settings.memory_mib} State=UNKNOWN"
@@ -81,6 +88,7 @@ def slurm_conf(
             _CONF.format(
                 port=first_port,
                 munge=munge,
+                spool=spool,
                 folder=folder,
                 proctrack=settings.proctrack,
                 node_timeout_s=settings.node_timeout_s,
@@ -107,7 +115,7 @@ AuthType=auth/munge
 AuthInfo=socket={munge},cred_expire={requeue_wait_s}
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/machines/slurmctld.pid
 SlurmdPidFile={folder}/machines/slurmd.%n.pid
 SlurmctldLogFile={folder}/log/slurmctld
