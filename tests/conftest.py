@@ -1,7 +1,7 @@
 """What every test gets: a folder, a home and an environment of its own, and values.
 
 ``SLOW=1`` or ``--slow`` adds the tests marked slow. Hypothesis runs the same examples every
-time, so that a red run is red again tomorrow; slow runs try half as many again.
+time, so that a red run is red again tomorrow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("slow", settings.get_profile("ci"), max_examples=90)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("slow" if _slow(config) else "ci")
+    settings.load_profile("ci")
     if hasattr(config, "workerinput"):
         os.register_at_fork(after_in_child=_end_of_pipes(_pipes()))
 

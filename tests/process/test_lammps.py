@@ -108,7 +108,7 @@ def worker_of(folder: Path) -> psutil.Process:
 def test_a_melt_that_was_killed_ends_with_the_same_bits(tmp_path: Path, lmp: str) -> None:
     for name in ("calm", "disturbed"):
         (tmp_path / name).mkdir()
-    steps = 60_000
+    steps = 30_000
     calm = Melting(tmp_path / "calm", lmp, steps).finish()
     melting = Melting(tmp_path / "disturbed", lmp, steps)
     with melting.life() as process:
