@@ -18,8 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from ckptflow.model import LineageId
 from ckptflow.store.catalog import Lineage
 from ckptflow.tiers.posix import PosixTier
