@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 NATIVE = "ckptflow/native"
-PARTS = ["capture", "diff", "digest", "filters", "galois", "memory", "ranges"]
+PARTS = ["capture", "diff", "digest", "filters", "galois", "levels", "memory", "ranges"]
 SOURCES = ["module.cpp", *(f"py_{part}.cpp" for part in PARTS)]
 
 setup(

@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
+
+F64s = NDArray[np.float64]
 
 def variants() -> tuple[str, ...]: ...
 def digest_chunks(
@@ -111,4 +116,18 @@ def collect_runs(
 ) -> int: ...
 def find_repeats(
     length: U64s, source: U64s, pack: U32s, row: I64s, period: I64s, count: I64s, /
+) -> int: ...
+def pattern_efficiencies(levels: F64s, interval_s: F64s, every: I64s, out: F64s, /) -> None: ...
+def simulate_pattern(
+    levels: F64s,
+    interval_s: float,
+    every: I64s,
+    laws: F64s,
+    times_s: F64s,
+    surroundings: F64s,
+    seed: int,
+    batch: int,
+    events: int,
+    out: F64s,
+    /,
 ) -> int: ...

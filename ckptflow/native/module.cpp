@@ -11,6 +11,7 @@ PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(core::add_galois)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_memory)},
     {Py_mod_exec, reinterpret_cast<void *>(core::add_capture)},
+    {Py_mod_exec, reinterpret_cast<void *>(core::add_levels)},
     {0, nullptr},
 };
 

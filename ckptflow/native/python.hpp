@@ -86,5 +86,6 @@ int add_filters(PyObject *module);
 int add_galois(PyObject *module);
 int add_memory(PyObject *module);
 int add_capture(PyObject *module);
+int add_levels(PyObject *module);
 
 }  // namespace core
