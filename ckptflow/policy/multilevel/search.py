@@ -1,0 +1,255 @@
+"""The best pattern of a system, by exact evaluation.
+
+A search goes from one pattern to the best of its neighbours until there is no better one: other
+intervals, other counts, with all patterns of a step evaluated in one call. It begins at several
+patterns on several sets of levels, since the counts are whole numbers and the efficiency has
+more than one hill. `thorough` begins at so many that tests and benchmarks take its result for the
+truth. ``tests/unit/test_multilevel_search.py``, ``tests/property/test_multilevel_laws.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptflow.errors import ConfigError
+from ckptflow.policy.multilevel.closed_form import (
+    best_levels,
+    first_order_efficiencies,
+    first_order_pattern,
+    spread,
+)
+from ckptflow.policy.multilevel.exact import efficiencies
+from ckptflow.policy.multilevel.system import Pattern, System
+
+F64s = NDArray[np.float64]
+I64s = NDArray[np.int64]
+
+Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
+"""From the levels used, intervals, counts and efficiencies to what is to be as great as may be."""
+
+SEARCHED_MAX = 4096  # Saves of a pattern that a search goes to; its evaluation takes as long.
+PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
+
+_STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
+_STEPS_MAX = 60
+_ENOUGH = 1e-7  # A step that gains less is the last of its stride.
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pattern, its expected efficiency, and the score that it was chosen for."""
+
+    pattern: Pattern
+    efficiency: float
+    score: float
+
+
+def by_efficiency(_used: tuple[bool, ...], _interval: F64s, _every: I64s, found: F64s) -> F64s:
+    """Return the efficiency as the score."""
+    return found
+
+
+def level_sets(system: System) -> Iterator[tuple[bool, ...]]:
+    """Return the sets of levels that may be used: with room for two checkpoints on each.
+
+    Without `System.work_s` the outermost level with failures, or one beyond it, is in each.
+    """
+    count = len(system.levels)
+    rates = [level.rate_per_s for level in system.levels]
+    needed = max((at for at, rate in enumerate(rates) if rate > 0), default=0)
+    for used in itertools.product((False, True), repeat=count):
+        places = [at for at in range(count) if used[at]]
+        fits = all((room := system.levels[at].capacity) is None or room >= 2 for at in places)
+        covered = places and (places[-1] >= needed or system.work_s is not None)
+        if fits and covered:
+            yield used
+
+
+def best_pattern(
+    system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency
+) -> Found:
+    """Return the best pattern that is found from some starts and the first-order optima.
+
+    Args:
+        system: the levels.
+        starts: where to begin besides, for example with what a surrogate says.
+        score: what is to be great; the efficiency if not given.
+
+    Raises:
+        ConfigError: no configuration makes progress.
+    """
+    sets = list(level_sets(system))
+    if not sets:
+        raise ConfigError(no_progress(system))
+    begin = [start for start in starts if start.used in sets]
+    ranked = sorted(sets, key=lambda used: -_first_order(system, used))
+    dynamic = best_levels(system).used
+    chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
+    begin += [first_order_pattern(system, used) for used in chosen]
+    return _best(system, begin, score)
+
+
+def thorough(system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency) -> Found:
+    """Return the best pattern that is found from very many starts: the truth, as far as it goes.
+
+    Raises:
+        ConfigError: no configuration makes progress.
+    """
+    begin = list(starts)
+    for used in level_sets(system):
+        middle = first_order_pattern(system, used)
+        grid = _grid(system, used, middle)
+        values = _values(system, used, grid, score)
+        order = np.argsort(-values)[:4]
+        begin += [Pattern(float(grid[0][at]), spread(used, grid[1][at].tolist())) for at in order]
+    if not begin:
+        raise ConfigError(no_progress(system))
+    return _best(system, begin, score)
+
+
+def no_progress(system: System) -> str:
+    """Say that, and why, no configuration makes progress."""
+    cramped = [level.name for level in system.levels if level.capacity is not None and level.capacity < 2]
+    longest = max(system.levels, key=lambda level: level.recovery_s)
+    why = (
+        f"failures come every {system.mtbf_s:.4g} s on average, and a recovery takes "
+        f"{longest.recovery_s:.4g} s (level {longest.name!r})"
+    )
+    if cramped:
+        why += f"; no room for two checkpoints on {', '.join(cramped)}"
+    return (
+        f"No configuration makes progress: {why}. Fewer nodes, faster storage or a smaller "
+        f"state may."
+    )
+
+
+def _best(system: System, begin: Sequence[Pattern], score: Score) -> Found:
+    found = [_climb(system, start, score) for start in _worth(system, begin, score)]
+    best = max(found, key=lambda one: one.score)
+    if best.efficiency < PROGRESS_MIN:
+        raise ConfigError(no_progress(system))
+    return best
+
+
+def _worth(system: System, begin: Sequence[Pattern], score: Score) -> list[Pattern]:
+    """Return the starts without those that lie far behind the best, or stand there already."""
+    distinct = list(dict.fromkeys(begin))
+    values = [_value(system, pattern, score)[1] for pattern in distinct]
+    bar = max(values) - 0.3
+    return [one for one, value in zip(distinct, values, strict=True) if value >= bar]
+
+
+def _value(system: System, pattern: Pattern, score: Score) -> tuple[float, float]:
+    intervals = np.array([pattern.interval_s])
+    every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+    found = efficiencies(system, pattern.used, intervals, every)
+    return float(found[0]), float(score(pattern.used, intervals, every, found)[0])
+
+
+def _values(
+    system: System, used: tuple[bool, ...], patterns: tuple[F64s, I64s], score: Score
+) -> F64s:
+    return score(used, *patterns, efficiencies(system, used, *patterns))
+
+
+def _first_order(system: System, used: tuple[bool, ...]) -> float:
+    pattern, part = first_order_pattern(system, used), system.using(used)
+    every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+    waste = 0.0
+    if part.lost_rate_per_s and system.work_s is not None:
+        waste = part.lost_rate_per_s * system.work_s / 2
+    return float(first_order_efficiencies(part, np.array([pattern.interval_s]), every)[0]) - waste
+
+
+def _climb(system: System, start: Pattern, score: Score) -> Found:
+    """Go from a pattern to better ones, in ever smaller steps, on the same levels."""
+    used = start.used
+    counts = [count for count in start.every if count]
+    interval_s = start.interval_s
+    _, best = _value(system, start, score)
+    for stride in _STRIDES:
+        for _ in range(_STEPS_MAX):
+            patterns = _neighbours(system.using(used), interval_s, counts, stride)
+            values = _values(system, used, patterns, score)
+            at = int(np.argmax(values))
+            if not values[at] > best:
+                break
+            gain, best = values[at] - best, float(values[at])
+            interval_s, counts = float(patterns[0][at]), patterns[1][at].tolist()
+            if gain < _ENOUGH:
+                break
+    pattern = Pattern(interval_s, spread(used, counts))
+    return Found(pattern, _value(system, pattern, score)[0], best)
+
+
+def _neighbours(
+    part: System, interval_s: float, counts: list[int], stride: float
+) -> tuple[F64s, I64s]:
+    """Return patterns near one: intervals a stride apart, counts with other ratios.
+
+    Copies arrive with the end of a segment, so the efficiency jumps where one more segment is
+    needed: the shortest intervals at which it is not are among the best.
+    """
+    ratios = [outer // inner for inner, outer in itertools.pairwise(counts)]
+    near = {tuple(counts)}
+    for at, ratio in enumerate(ratios):
+        for other in {1, ratio // 2, ratio - 1, ratio + 1, ratio * 2, round(ratio * 1.25)}:
+            if other < 1:
+                continue
+            changed = [*ratios[:at], other, *ratios[at + 1 :]]
+            near.add(_counts(changed))
+            if at + 1 < len(ratios):  # The levels beyond stay as they are, nearly.
+                beyond = max(1, round(ratios[at + 1] * ratio / other))
+                near.add(_counts([*changed[: at + 1], beyond, *changed[at + 2 :]]))
+    every = [one for one in sorted(near) if one[-1] <= max(SEARCHED_MAX, counts[-1])]
+    near_s = [*(interval_s * np.exp(np.array([-3, -2, -1, 0, 1, 2, 3]) * stride))]
+    near_s += _edges(part, interval_s)
+    intervals = np.tile(np.array(near_s), len(every))
+    return intervals, np.repeat(np.array(every, dtype=np.int64), len(near_s), axis=0)
+
+
+def _edges(part: System, interval_s: float) -> list[float]:
+    """Return the intervals near one at which a copy arrives just with the end of a segment."""
+    blocked_s = part.levels[0].blocked_s
+    edges = set[float]()
+    for level in part.levels:
+        segments = level.latency_s / (interval_s + blocked_s)
+        for lag in {math.floor(segments), math.ceil(segments), math.ceil(segments) + 1}:
+            if lag and (edge := level.latency_s / lag - blocked_s) > 0:
+                edges.add(edge)
+    return sorted(edge for edge in edges if 0.5 < edge / interval_s < 2)
+
+
+def _counts(ratios: Sequence[int]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(ratios, lambda a, b: a * b, initial=1))
+
+
+def _grid(system: System, used: tuple[bool, ...], middle: Pattern) -> tuple[F64s, I64s]:
+    """Return patterns all around one: what a search by brute force looks at."""
+    counts = [count for count in middle.every if count]
+    ratios = [outer / inner for inner, outer in itertools.pairwise(counts)]
+    near = [
+        sorted({1, *(max(1, round(ratio * 4.0**power)) for power in (-1, -0.5, 0, 0.5, 1))})
+        for ratio in ratios
+    ]
+    every = [one for one in map(_counts, itertools.product(*near)) if one[-1] <= SEARCHED_MAX]
+    every = every or [_counts([1] * len(ratios))]
+    factors = np.exp2(np.arange(-4, 4.1, 0.5))
+    intervals = np.tile(middle.interval_s * factors, len(every))
+    return intervals, np.repeat(np.array(every, dtype=np.int64), len(factors), axis=0)
+
+
+def shortest_interval_s(system: System, every: Sequence[int]) -> float:
+    """Return the shortest interval at which no level has more copies on their way than may be."""
+    part = system.using([count > 0 for count in every])
+    counts = [count for count in every if count]
+    return max(
+        max(0.0, level.latency_s / (count * level.in_flight) - part.levels[0].blocked_s)
+        for level, count in zip(part.levels, counts, strict=True)
+    ) or math.ulp(1.0)
