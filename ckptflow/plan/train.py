@@ -59,7 +59,7 @@ def random_system(rng: np.random.Generator) -> System:
             name=f"l{at}",
             number=at,
             rate_per_s=float(shares[at] / mtbf_s),
-            blocked_s=1.0 if at == 0 else float(dear * 10 ** rng.uniform(-2, 1)),
+            blocked_s=float(dear * 10 ** rng.uniform(-2, 1)) if at else 0.0,
             latency_s=float(latency[at]),
             interference=float(rng.choice([0.0, 10 ** rng.uniform(-3, -0.2)])),
             recovery_s=float(recovery[at]),
@@ -69,7 +69,7 @@ def random_system(rng: np.random.Generator) -> System:
         )
         for at in range(count)
     ]
-    return System(tuple(levels))
+    return System(tuple(levels), blocked_s=1.0)
 
 
 def sample(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,11 @@ class FirstOrder:
 
 
 def cost_s(system: System) -> tuple[float, ...]:
-    """Return what a checkpoint costs the application on each level, besides those before."""
-    rows = level_rows(system)
-    return tuple(
-        float(level.blocked_s + row[2] * row[3])
-        for level, row in zip(system.levels, rows, strict=True)
-    )
+    """Return what a checkpoint costs the application on each level, besides those before.
+
+    The innermost has what every save takes.
+    """
+    return tuple(float(row[1] + row[2] * row[3]) for row in level_rows(system))
 
 
 def best_levels(system: System) -> FirstOrder:
@@ -47,15 +46,16 @@ def best_levels(system: System) -> FirstOrder:
     with failures is covered always.
     """
     rates = [level.rate_per_s for level in system.levels]
-    costs = cost_s(system)
+    costs = cost_s(replace(system, blocked_s=0.0))
     last = max((at for at, rate in enumerate(rates) if rate > 0), default=0)
     # best[k]: levels up to k, with k used and all failures up to its class covered.
     best: list[tuple[float, tuple[int, ...]]] = []
     for here in range(len(rates)):
-        ways = [(0.0, (), -1), *((best[at][0], best[at][1], at) for at in range(here))]
+        ways = [(0.0, (), -1, system.blocked_s)]  # As the innermost: every save is its own.
+        ways += [(best[at][0], best[at][1], at, 0.0) for at in range(here)]
         total, kept = min(
-            (before + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * costs[here]), levels)
-            for before, levels, at in ways
+            (before + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * (costs[here] + more)), used)
+            for before, used, at, more in ways
         )
         best.append((total, (*kept, here)))
     overhead, kept = min(best[last:])

@@ -89,11 +89,14 @@ def _begun_again(found: F64s, lost_rate_per_s: float, work_s: float) -> F64s:
 
 
 def level_rows(system: System) -> F64s:
-    """Return the numbers of the levels as the core reads them: shape (levels, 8)."""
+    """Return the numbers of the levels as the core reads them: shape (levels, 8).
+
+    The innermost has what every save takes.
+    """
     rows: list[list[Any]] = [
         [
             level.rate_per_s,
-            level.blocked_s,
+            level.blocked_s + (0.0 if at else system.blocked_s),
             level.latency_s,
             _beyond(system, at),
             level.recovery_s,

@@ -92,7 +92,39 @@ def best_pattern(
     dynamic = best_levels(system).used
     chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
     begin += [first_order_pattern(system, used) for used in chosen]
-    return _best(system, begin, score)
+    best = _best(system, begin, score)
+    while (other := _other_levels(system, best, sets, score)).score > best.score + _ENOUGH:
+        best = other
+    return best
+
+
+def _other_levels(
+    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+) -> Found:
+    """Return the best with one level more or one less than a pattern has, or that itself."""
+    found = [best]
+    for used in sets:
+        if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1:
+            found.append(climb(system, on_levels(system, best.pattern, used), score=score))
+    return max(found, key=lambda one: one.score)
+
+
+def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Pattern:
+    """Return a pattern like another one on other levels.
+
+    Levels that both have keep their counts, as nearly as may be; one that is new gets the
+    count of the level before it.
+    """
+    counts, before = list[int](), 1
+    first = next(at for at, is_used in enumerate(used) if is_used)
+    scale = pattern.every[first] or 1
+    for at in range(first, len(system.levels)):
+        if not used[at]:
+            continue
+        wanted = (pattern.every[at] or scale * before) / scale
+        before *= max(1, round(wanted / before)) if counts else 1
+        counts.append(before)
+    return Pattern(pattern.interval_s * scale, spread(used, counts))
 
 
 def thorough(system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency) -> Found:
@@ -130,7 +162,7 @@ def no_progress(system: System) -> str:
 
 
 def _best(system: System, begin: Sequence[Pattern], score: Score) -> Found:
-    found = [_climb(system, start, score) for start in _worth(system, begin, score)]
+    found = [climb(system, start, score=score) for start in _worth(system, begin, score)]
     best = max(found, key=lambda one: one.score)
     if best.efficiency < PROGRESS_MIN:
         raise ConfigError(no_progress(system))
@@ -167,7 +199,7 @@ def _first_order(system: System, used: tuple[bool, ...]) -> float:
     return float(first_order_efficiencies(part, np.array([pattern.interval_s]), every)[0]) - waste
 
 
-def _climb(system: System, start: Pattern, score: Score) -> Found:
+def climb(system: System, start: Pattern, *, score: Score = by_efficiency) -> Found:
     """Go from a pattern to better ones, in ever smaller steps, on the same levels."""
     used = start.used
     counts = [count for count in start.every if count]
@@ -207,16 +239,24 @@ def _neighbours(
             if at + 1 < len(ratios):  # The levels beyond stay as they are, nearly.
                 beyond = max(1, round(ratios[at + 1] * ratio / other))
                 near.add(_counts([*changed[: at + 1], beyond, *changed[at + 2 :]]))
-    every = [one for one in sorted(near) if one[-1] <= max(SEARCHED_MAX, counts[-1])]
-    near_s = [*(interval_s * np.exp(np.array([-3, -2, -1, 0, 1, 2, 3]) * stride))]
-    near_s += _edges(part, interval_s)
-    intervals = np.tile(np.array(near_s), len(every))
-    return intervals, np.repeat(np.array(every, dtype=np.int64), len(near_s), axis=0)
+    here_s = [*(interval_s * np.exp(np.array([-3, -2, -1, 0, 1, 2, 3]) * stride))]
+    here_s += _edges(part, interval_s)
+    patterns = [(one, tuple(counts)) for one in here_s]
+    for every in sorted(near - {tuple(counts)}):
+        if every[-1] > max(SEARCHED_MAX, counts[-1]):
+            continue
+        # With the interval as it is, nearly so, or with the outermost period as it is.
+        same_s = interval_s * counts[-1] / every[-1]
+        others = {interval_s, interval_s * math.exp(stride), interval_s * math.exp(-stride), same_s}
+        others.update(sorted(_edges(part, same_s), key=lambda one: abs(one - same_s))[:3])
+        patterns += [(one, every) for one in sorted(others)]
+    intervals, everys = zip(*patterns, strict=True)
+    return np.array(intervals), np.array(everys, dtype=np.int64)
 
 
 def _edges(part: System, interval_s: float) -> list[float]:
     """Return the intervals near one at which a copy arrives just with the end of a segment."""
-    blocked_s = part.levels[0].blocked_s
+    blocked_s = part.levels[0].blocked_s + part.blocked_s
     edges = set[float]()
     for level in part.levels:
         segments = level.latency_s / (interval_s + blocked_s)
@@ -249,7 +289,8 @@ def shortest_interval_s(system: System, every: Sequence[int]) -> float:
     """Return the shortest interval at which no level has more copies on their way than may be."""
     part = system.using([count > 0 for count in every])
     counts = [count for count in every if count]
+    blocked_s = part.blocked_s + part.levels[0].blocked_s
     return max(
-        max(0.0, level.latency_s / (count * level.in_flight) - part.levels[0].blocked_s)
+        max(0.0, level.latency_s / (count * level.in_flight) - blocked_s)
         for level, count in zip(part.levels, counts, strict=True)
     ) or math.ulp(1.0)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.failures.laws import Exponential, FailureLaw, Trace, Weibull
+from ckptflow.policy.failures.laws import Exponential, Law, Trace, Weibull
 from ckptflow.policy.multilevel.exact import level_rows
 from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
 
@@ -62,7 +62,7 @@ class Surroundings:
     stop_s: float = 0.0
     queue_s: float = 0.0
     resume_s: float = 0.0
-    preemption: FailureLaw | None = None
+    preemption: Law | None = None
     notice_s: float = 0.0
     spares: int | None = None
     repair_s: float = 0.0
@@ -121,7 +121,7 @@ def simulate(
     pattern: Pattern,
     *,
     seed: int = 0,
-    laws: Sequence[FailureLaw | None] | None = None,
+    laws: Sequence[Law | None] | None = None,
     around: Surroundings | None = None,
     error_max: float = 1e-3,
     events_max: int = 50_000_000,
@@ -174,8 +174,8 @@ def simulate(
 
 
 def _used(
-    system: System, pattern: Pattern, laws: Sequence[FailureLaw | None] | None
-) -> tuple[System, tuple[FailureLaw | None, ...], list[int]]:
+    system: System, pattern: Pattern, laws: Sequence[Law | None] | None
+) -> tuple[System, tuple[Law | None, ...], list[int]]:
     """Return the levels that are used, the laws of their failures, and their places."""
     part = system.using(pattern.used)
     places = [at for at, used in enumerate(pattern.used) if used]
@@ -192,11 +192,11 @@ def _used(
     return part, tuple(_joined(laws[low + 1 : high + 1]) for low, high in bounds), places
 
 
-def _exponential(rate_per_s: float) -> FailureLaw | None:
+def _exponential(rate_per_s: float) -> Law | None:
     return Exponential(rate_per_s) if rate_per_s else None
 
 
-def _joined(laws: Sequence[FailureLaw | None]) -> FailureLaw | None:
+def _joined(laws: Sequence[Law | None]) -> Law | None:
     """Return the law of failures of several kinds together.
 
     Raises:
@@ -215,7 +215,7 @@ def _joined(laws: Sequence[FailureLaw | None]) -> FailureLaw | None:
     )
 
 
-def _law_rows(laws: Sequence[FailureLaw | None]) -> tuple[F64s, F64s]:
+def _law_rows(laws: Sequence[Law | None]) -> tuple[F64s, F64s]:
     rows, times = np.zeros((len(laws), 4)), list[float]()
     rows[:, 1] = 1.0
     for row, law in zip(rows, laws, strict=True):

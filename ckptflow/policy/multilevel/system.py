@@ -24,7 +24,7 @@ class Level:
         number: of the level, 0 to 4.
         rate_per_s: of those failures.
         blocked_s: for how long a checkpoint that goes here holds the application up, besides
-            what the levels further in do.
+            what every save does (`System.blocked_s`) and the levels further in.
         latency_s: time from the end of a save until its copy is here; 0: at once.
         interference: part by which computing takes longer meanwhile, besides what copies to
             levels further in make it.
@@ -87,14 +87,15 @@ class System:
     """The levels, from the innermost outwards, and how much there is to do.
 
     Attributes:
-        levels: numbers grow and latencies do not fall outwards, since copies go from level to
-            level.
+        levels: numbers grow and latencies do not fall outwards: what is there first is further in.
+        blocked_s: for how long every save holds the application up, wherever it goes.
         work_s: computing time of the whole task, if it is known. It matters for failures that
             no used level survives: they begin the task again.
         lost_rate_per_s: of failures that no level at all survives.
     """
 
     levels: tuple[Level, ...]
+    blocked_s: float = 0.0
     work_s: float | None = None
     lost_rate_per_s: float = 0.0
 
@@ -111,14 +112,15 @@ class System:
                 )
             if outer.latency_s < inner.latency_s:
                 raise ConfigError(
-                    f"A copy is on {outer.name!r} after {outer.latency_s} s and on "
-                    f"{inner.name!r}, which it comes from, after {inner.latency_s} s; "
-                    f"latencies count from the save and do not fall outwards."
+                    f"A copy is on {outer.name!r} after {outer.latency_s} s, and on "
+                    f"{inner.name!r} only after {inner.latency_s} s; latencies count from the "
+                    f"save and do not fall outwards."
                 )
         if self.work_s is not None and not 0 < self.work_s < math.inf:
             raise ConfigError(f"work_s must be above 0 s, got {self.work_s}.")
-        if not 0 <= self.lost_rate_per_s < math.inf:
-            raise ConfigError(f"lost_rate_per_s is 0 or more, got {self.lost_rate_per_s}.")
+        for name in ("blocked_s", "lost_rate_per_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a number from 0 on, got {getattr(self, name)}.")
         if self.rate_per_s == math.inf:
             raise ConfigError("The failure rates of the levels add up to infinity.")
 
@@ -152,7 +154,9 @@ class System:
                 continue
             kept.append(replace(level, rate_per_s=level.rate_per_s + pending))
             pending = 0.0
-        return System(tuple(kept), self.work_s, self.lost_rate_per_s + pending)
+        return replace(
+            self, levels=tuple(kept), lost_rate_per_s=self.lost_rate_per_s + pending
+        )
 
 
 @dataclass(frozen=True, slots=True)
