@@ -77,6 +77,22 @@ def test_without_groups_a_longer_window_breaks_more(
     assert beyond_per_s(window_s) <= beyond_per_s(longer * window_s) * (1 + 1e-9)
 
 
+@given(st.integers(2, 16), st.integers(1, 20), st.floats(0, 1), st.floats(0, 1e5), st.data())
+def test_a_group_that_takes_too_many_of_a_set_always_breaks_it(
+    size: int, sets: int, taking_others: float, window_s: float, data: st.DataObject
+) -> None:
+    losses = data.draw(st.integers(1, size - 1))
+    redundancy = Redundancy(
+        set_size=size,
+        losses=losses,
+        window_s=window_s,
+        taking_others=taking_others,
+        group_nodes=data.draw(st.integers(losses * sets + 1, size * sets)),
+    )
+    beyond_per_s = beyond_redundancy_per_s(redundancy, size * sets, 1e-4)
+    assert beyond_per_s >= 1e-4 * taking_others
+
+
 @given(one=rates, two=rates, factor=st.floats(0, 1e3))
 def test_rates_add_up(one: Rates, two: Rates, factor: float) -> None:
     assert (one + two).total_per_s == pytest.approx(one.total_per_s + two.total_per_s)
