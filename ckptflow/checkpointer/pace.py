@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptflow.policy.capture import in_flight
-from ckptflow.policy.failures import estimated_mtbf_s
+from ckptflow.policy.failures.single_level import estimated_mtbf_s
 from ckptflow.policy.profile import Comparison, Measured, Profile, StepTimes
 from ckptflow.policy.progress import Progress
 

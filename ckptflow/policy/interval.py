@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.failures import daly_interval_s
+from ckptflow.policy.failures.single_level import daly_interval_s
 from ckptflow.policy.progress import Decision, Interval, Progress
 from ckptflow.policy.tuned import Tuned, check_fraction, check_mtbf, nothing_new, percent
 from ckptflow.units import format_seconds, parse_seconds

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.failures import daly_interval_s
+from ckptflow.policy.failures.single_level import daly_interval_s
 from ckptflow.policy.progress import Decision, Progress
 from ckptflow.units import format_seconds
 

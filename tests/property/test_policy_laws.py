@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptflow.model import CheckpointId
-from ckptflow.policy.failures import daly_interval_s, young_interval_s
+from ckptflow.policy.failures.single_level import daly_interval_s, young_interval_s
 from ckptflow.policy.interval import (
     EverySeconds,
     EverySteps,

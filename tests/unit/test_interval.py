@@ -8,7 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.failures import daly_interval_s, estimated_mtbf_s, young_interval_s
+from ckptflow.policy.failures.single_level import (
+    daly_interval_s,
+    daly_wall_s,
+    estimated_mtbf_s,
+    young_interval_s,
+)
 from ckptflow.policy.interval import (
     DEFAULT_INTERVAL,
     EverySeconds,
@@ -198,6 +203,29 @@ def test_intervals_agree_with_published_examples(
     """Daly 2006, captions of the figures: a dump takes 5 minutes."""
     assert round(daly_interval_s(300, mtbf_s) / 60, digits) == daly_min
     assert young_interval_s(300, mtbf_s) / 60 == pytest.approx(young_min, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("mtbf_s", "efficiency"),
+    [(24 * HOUR, 0.9126), (6 * HOUR, 0.8194), (15 * MINUTE, 0.1997)],
+)
+def test_the_wall_time_of_the_published_examples(mtbf_s: float, efficiency: float) -> None:
+    """500 hours of work, dumps of 5 minutes, restarts of 10, at the best interval."""
+    work_s, times = 500 * HOUR, {"cost_s": 300, "restart_s": 600, "mtbf_s": mtbf_s}
+    best_s = daly_interval_s(300, mtbf_s)
+    wall_s = daly_wall_s(work_s, best_s, **times)
+    assert work_s / wall_s == pytest.approx(efficiency, abs=5e-5)
+    assert wall_s < 1.001 * min(
+        daly_wall_s(work_s, factor * best_s, **times) for factor in (0.5, 0.9, 1.1, 2.0)
+    )
+
+
+def test_work_that_never_ends_takes_forever() -> None:
+    assert daly_wall_s(HOUR, HOUR, 1.0, 1.0, 1e-3) == math.inf
+    assert daly_wall_s(0.0, HOUR, 1.0, 1.0, 1e9) == 0.0
+    for work_s, interval_s, restart_s in ((-1, 1, 1), (1, 0, 1), (1, 1, math.nan)):
+        with pytest.raises(ConfigError, match="wall time needs work and a restart of 0 s"):
+            daly_wall_s(work_s, interval_s, 1.0, restart_s, HOUR)
 
 
 def test_a_save_as_long_as_the_time_between_failures_is_taken_once_in_that_time() -> None:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from ckptflow.cli import app
 from ckptflow.flush import Flushing
+from ckptflow.policy.failures.known import KNOWN
 from ckptflow.policy.interval import DEFAULT_INTERVAL, parse_interval
 from ckptflow.policy.retention import Retention, parse_retention
 from ckptflow.site import FlushModel, PolicyModel, Site
@@ -83,6 +84,12 @@ def test_the_defaults_of_flushing_are_those_of_the_page() -> None:
     said = {key: text for key, text in shown.items() if text != "none"}
     assert FlushModel.model_validate(said) == FlushModel()
     assert FlushModel().options == Flushing()
+
+
+def test_the_page_names_every_preset_of_failures_and_says_which_was_checked() -> None:
+    section = SITE_PAGE.split("\n## `[failures]`\n")[1].split("\n## ")[0]
+    shown = re.findall(r"^\| `\"([\w-]+)\"` \|.*\| (yes|no) \|$", section, re.MULTILINE)
+    assert shown == [(name, "yes" if one.checked else "no") for name, one in KNOWN.items()]
 
 
 def test_the_site_file_on_the_page_is_one() -> None:

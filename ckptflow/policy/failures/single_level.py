@@ -45,6 +45,40 @@ def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
     return max(0.0, young_interval_s(cost_s, mtbf_s) * series - cost_s)
 
 
+def daly_wall_s(
+    work_s: float, interval_s: float, cost_s: float, restart_s: float, mtbf_s: float
+) -> float:
+    """Return the expected time, in seconds, of work that is saved at a fixed interval.
+
+    Daly's total wall time: M · exp(R/M) · (exp((τ+δ)/M) − 1) · T/τ. Failures
+    may come during saves and during restarts.
+
+    Args:
+        work_s: computing time of the whole.
+        interval_s: computing time between two saves.
+        cost_s: of a save.
+        restart_s: from a failure until it computes again.
+        mtbf_s: mean time between failures of all that runs together.
+
+    Returns:
+        Infinity if it is too long for a float: such work never ends.
+
+    Raises:
+        ConfigError: a time is negative or not finite, or the interval or the MTBF is 0.
+    """
+    _check(cost_s, mtbf_s)
+    if not (0 <= work_s < math.inf and 0 <= restart_s < math.inf and 0 < interval_s < math.inf):
+        raise ConfigError(
+            f"A wall time needs work and a restart of 0 s or more and an interval above 0 s, "
+            f"got work {work_s} s, restart {restart_s} s and interval {interval_s} s."
+        )
+    try:
+        segment_s = mtbf_s * math.expm1((interval_s + cost_s) / mtbf_s)
+        return math.exp(restart_s / mtbf_s) * segment_s * work_s / interval_s
+    except OverflowError:
+        return math.inf
+
+
 def estimated_mtbf_s(observed_s: float, failures: int) -> float | None:
     """Return the mean time between failures of what ran for ``observed_s`` and met so many.
 
