@@ -1,0 +1,1 @@
+"""What measures a machine and plans with what was measured: the calibration of a site."""
