@@ -152,14 +152,12 @@ def _print(console: Console, made: Calibration, notes: list[str], written: str |
         style = "red" if left.failed else "dim"
         console.print(Text(f"{left.tier.name}: {word}: {left.reason}", style=style))
     for cost in made.tier_costs():
-        for word, limit in (
+        for what, limit in (
             ("writers", cost.write_shared_bytes_per_s),
             ("readers", cost.read_shared_bytes_per_s),
         ):
             if limit is not None:
-                console.print(
-                    f"{cost.name}: more {word} get {format_bytes(limit)}/s together, not more"
-                )
+                console.print(f"{cost.name}: more {what} do not get more together")
     if made.saves is not None:
         console.print(Text(_saves_text(made.saves)))
     for note in notes:

@@ -21,7 +21,7 @@ from ckptflow.errors import CheckpointError, NotFoundError
 from ckptflow.tiers.around import TierAround
 from ckptflow.tiers.opening import open_tier
 from ckptflow.tiers.shared_memory import SharedMemoryTier
-from ckptflow.tiers.tier import Tier
+from ckptflow.tiers.tier import Tier, check_key
 
 
 class SandboxTier(TierAround):
@@ -37,7 +37,10 @@ class SandboxTier(TierAround):
         self._folder = folder
 
     def _below(self, key: str) -> str:
-        return f"{self._folder}/{key}" if key else self._folder
+        return f"{self._folder}/{check_key(key)}"
+
+    def _prefix(self, prefix: str) -> str:
+        return self._below(prefix) if prefix else self._folder
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Tier.put`."""
@@ -61,12 +64,12 @@ class SandboxTier(TierAround):
 
     def iter_keys(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_keys`."""
-        for key in super().iter_keys(self._below(prefix)):
+        for key in super().iter_keys(self._prefix(prefix)):
             yield key.removeprefix(f"{self._folder}/")
 
     def iter_folders(self, prefix: str) -> Iterator[str]:
         """See `Tier.iter_folders`."""
-        return super().iter_folders(self._below(prefix))
+        return super().iter_folders(self._prefix(prefix))
 
     def delete(self, key: str) -> None:
         """See `Tier.delete`."""
@@ -74,16 +77,16 @@ class SandboxTier(TierAround):
 
     def last_keys(self, prefix: str, count: int) -> list[str]:
         """See `Ordered.last_keys`."""
-        found = super().last_keys(self._below(prefix), count)
+        found = super().last_keys(self._prefix(prefix), count)
         return [key.removeprefix(f"{self._folder}/") for key in found]
 
     def settle(self, prefix: str) -> None:
         """See `Settling.settle`."""
-        super().settle(self._below(prefix))
+        super().settle(self._prefix(prefix))
 
     def sweep(self, prefix: str) -> int:
         """See `Sweeping.sweep`."""
-        return super().sweep(self._below(prefix))
+        return super().sweep(self._prefix(prefix))
 
 
 def delete_below(tier: Tier, prefix: str = "") -> None:
