@@ -127,7 +127,9 @@ class _Member:
             left_s = ends_s - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1000):
                 self._process.kill()
-                return _failed(f"The tier did not answer within {limit_s:.0f} s.")
+                return _failed(
+                    f"The tier did not answer within {limit_s:.0f} s; --seconds gives it more."
+                )
             piece = os.read(descriptor, 1 << 16)
             if not piece:
                 return _failed(self._why_it_ended())

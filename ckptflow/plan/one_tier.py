@@ -28,8 +28,9 @@ from ckptflow.units import GIB, KIB, MIB, format_bytes
 
 SIZE_BYTES_MIN, SIZE_BYTES_MAX = MIB, GIB
 
-_ROUNDS = 4  # So many should fit into the time that one number of writers has.
+_ROUNDS = 5  # So many should fit into the time that one number of writers has.
 _REPETITIONS = 3
+_LATE = 1.5  # So many times its share one number of writers may take, for repetitions.
 _GROWTH_MAX = 16
 _LATENCIES_MAX = 5
 _SAVES_BYTES_PER_S = 16 * MIB  # State of the saves beside which a loop runs.
@@ -154,16 +155,18 @@ class OneTier:
         began_s = time.monotonic()
         goal_s, most_bytes = self._share_s / _ROUNDS, self._size_bytes_max(count)
         size_bytes = min(size_bytes, most_bytes)
-        rounds = [self._round(count, size_bytes)]
-        while rounds[0].took_s < goal_s / 2 and size_bytes < most_bytes:
-            factor = min(_GROWTH_MAX, max(2.0, goal_s / rounds[0].took_s))
+        first = self._round(count, size_bytes)
+        while first.took_s < goal_s / 2 and size_bytes < most_bytes:
+            factor = min(_GROWTH_MAX, max(2.0, goal_s / first.took_s))
             size_bytes = min(most_bytes, int(size_bytes * factor) // KIB * KIB)
-            rounds = [self._round(count, size_bytes)]
+            first = self._round(count, size_bytes)
+        rounds: list[_Round] = []  # The first one of a size also takes the memory for it.
         while (
             len(rounds) < _REPETITIONS
-            and time.monotonic() - began_s + rounds[-1].took_s < 2 * self._share_s
+            and time.monotonic() - began_s + first.took_s < _LATE * self._share_s
         ):
             rounds.append(self._round(count, size_bytes))
+        rounds = rounds or [first]
         write = [count * size_bytes / one.write_s for one in rounds]
         read = [count * size_bytes / one.read_s for one in rounds]
         return Totals(

@@ -18,6 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptflow.cli import app
+from ckptflow.errors import TierError
+from ckptflow.plan.crew import Processes
 
 SITE = """
 name = "two"
@@ -116,6 +118,13 @@ def test_nothing_is_left_when_it_is_cut_off(
     # Killed at once, it leaves that to its writers, who end when they notice.
     wait_until(lambda: not files(tiers))
     assert not list(Path("home").rglob("*.json"))
+
+
+def test_a_writer_that_dies_is_told_of_and_replaced() -> None:
+    with Processes() as crew:
+        with pytest.raises(TierError, match="A writer ended with status 1: KeyError: 'tier'"):
+            crew.order(1, {"do": "prepare"}, limit_s=60)
+        assert crew.order(1, {"do": "leave"}, limit_s=60) == [{}]
 
 
 def wait_until(holds: Callable[[], object], limit_s: float = 60.0) -> None:

@@ -32,8 +32,10 @@ from ckptflow.plan.request import Request, request_of
 from ckptflow.plan.sandbox import Sandbox, SandboxTier
 from ckptflow.plan.writer import Writer
 from ckptflow.site import Site, load_site
+from ckptflow.tiers.arena import ARENA_BYTES_MIN
 from ckptflow.tiers.memory import MemoryTier
 from ckptflow.tiers.posix import PosixTier
+from ckptflow.tiers.shared_memory import SharedMemoryTier
 from ckptflow.tiers.throttled import ThrottledTier
 from ckptflow.tiers.tier import Tier
 from ckptflow.units import GIB, MIB
@@ -383,3 +385,22 @@ def test_a_sandbox_goes_with_all_that_is_in_it_and_nothing_else(tmp_path: Path) 
     place.clear(note=pytest.fail)
     assert list(outside.iter_keys("")) == ["lineages/run/task/x"]
     assert not (tmp_path / place.folder).exists()
+
+
+def test_in_shared_memory_a_sandbox_has_an_arena_of_its_own() -> None:
+    spec = {
+        "kind": "shared_memory",
+        "name": "shm",
+        "level": 0,
+        "capacity_bytes": GIB,
+        "arena": "of-a-workflow",
+        "path": "/dev/shm",
+    }
+    place = Sandbox.on(spec, arena_bytes_max=ARENA_BYTES_MIN)
+    assert (place.spec["capacity_bytes"], place.spec["name"]) == (ARENA_BYTES_MIN, "shm")
+    tier = SharedMemoryTier.from_spec(place.spec)
+    assert "of-a-workflow" not in str(tier.file)
+    tier.put(f"{place.folder}/x", [b"y"])
+    assert tier.file.exists()
+    place.clear(note=pytest.fail)
+    assert not tier.file.exists()
