@@ -249,7 +249,7 @@ class Site(Strict):
         """
         models = self.here().sealed_tiers
         if self.executor.on_other_nodes:
-            on_a_node = any(os.environ.get(name) for name in _JOB_VARIABLES)
+            on_a_node = in_an_allocation()
             models = tuple(
                 model
                 for model in models
@@ -296,6 +296,11 @@ class Site(Strict):
         key_file = below(folder, here.key_file) if here.key_file else None
         update = {"tiers": tiers, "run_dir": run_dir, "key_file": key_file}
         return here.model_copy(update=update)
+
+
+def in_an_allocation(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process runs in an allocation of a batch system: on a node of it."""
+    return any(environment.get(name) for name in _JOB_VARIABLES)
 
 
 def load_site(
