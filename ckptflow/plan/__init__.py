@@ -5,5 +5,6 @@ request, measure   measure the tiers of a site with the product's own saves (one
 calibration        the file that comes of it
 train              make the surrogate of the multi-level policy anew
 tune               the best pattern for a site and a state, or for what a run has met
+informing          what a running task is told of a site
 plots              its efficiency surface, and where the time goes
 """

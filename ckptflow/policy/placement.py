@@ -1,8 +1,8 @@
 """Where a checkpoint goes, tier by tier, and why it does or does not.
 
-The innermost tier that is used gets every checkpoint, the others every so many. Beyond counts, what
-does not fit or would not arrive in time is not sent, and a tier that still waits for the one
-before gets the next. ``tests/unit/test_placement.py``, ``tests/property/test_placement_laws.py``.
+The innermost tier that is used gets every checkpoint, the others every so many. Beyond counts,
+what does not fit or would not arrive in time is not sent, and a tier that still waits for the
+one before gets the next. ``tests/unit/test_placement.py``.
 """
 
 from __future__ import annotations
@@ -135,13 +135,19 @@ def _asked_for(
         return True, "gets every checkpoint"
     sent, number = occasion.sent, occasion.ordinal
     if sent is None:
-        due, reason = number % rule.every == 0, f"number {number}, and it gets every {rule.every}"
+        due, reason = (
+            number % rule.every == 0,
+            f"number {number}, and it gets every {rule.every}",
+        )
         reason += " from 0 on"
     elif rule.name not in sent:
         due, reason = True, "the first one, so that a copy exists early"
     else:
         since = number - sent[rule.name]
-        due, reason = since >= rule.every, f"{since} since the last there, and it gets every {rule.every}"
+        due, reason = (
+            since >= rule.every,
+            f"{since} since the last there, and it gets every {rule.every}",
+        )
     if not due and occasion.last:
         return True, "the last checkpoint of the attempt goes everywhere"
     return due, reason
@@ -171,7 +177,8 @@ def _too_late(rule: TierRule, occasion: Occasion, ordered: Sequence[TierRule]) -
     quickest = min(lasting, key=lambda one: one.copy_s or 0.0, default=None)
     if quickest is rule:
         return ""
-    return f"a copy takes {format_seconds(rule.copy_s)}, and {format_seconds(max(0.0, left_s))} are left"
+    left = format_seconds(max(0.0, left_s))
+    return f"a copy takes {format_seconds(rule.copy_s)}, and {left} are left"
 
 
 def _joined(verdicts: Sequence[Placement], ordered: Sequence[TierRule]) -> list[Placement]:

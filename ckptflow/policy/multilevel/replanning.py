@@ -1,13 +1,13 @@
-"""The plan of a running task: made from what is believed and measured, and made again, in steps.
+"""The plan of a running task: made from what is believed and measured, again and again.
 
 What nobody has said or measured is assumed, so that there is a plan from the first save on:
-typical bandwidths for tiers, and failures of each class once in a long time, since a task that takes
-a class of failures for impossible keeps nothing against it. What is measured replaces it.
+typical bandwidths for tiers, and failures of each class once in a long time, since a task that
+takes a class of failures for impossible keeps nothing against it. What is measured replaces it.
 
-Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the believed
-rate is a poor guess, the belief is given a tenth of its weight. One plan follows another by at
-most a factor of two in the interval and in each count, so that a burst of failures or a slow hour does
-not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
+Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the
+believed rate is a poor guess, the belief is given a tenth of its weight. One plan follows another
+by at most a factor of two in the interval and in each count, so that a burst of failures or a
+slow hour does not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.estimation import SURPRISE_MAX, Belief, Beliefs
 from ckptflow.policy.failures.rates import CLASS_NAMES, Rates
-from ckptflow.policy.multilevel.closed_form import spread
+from ckptflow.policy.multilevel.closed_form import best_levels, first_order_pattern, spread
 from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
 from ckptflow.policy.multilevel.exact import efficiency
-from ckptflow.policy.multilevel.presets import cheapest, preset, score_of
+from ckptflow.policy.multilevel.presets import Aim, cheapest, preset, score_of
 from ckptflow.policy.multilevel.rule import MultiLevel
-from ckptflow.policy.multilevel.search import best_pattern
+from ckptflow.policy.multilevel.search import Found, best_pattern
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes, format_seconds
@@ -102,17 +102,33 @@ def first_plan(rule: MultiLevel) -> Plan | None:
     """Return the plan of the pattern that a rule begins with; ``None`` if it gives none."""
     if rule.interval_s is None:
         return None
+    return plan_of(rule.interval_s, dict(rule.counts), "the pattern that the site gives")
+
+
+def plan_of(
+    interval_s: float, counts: Mapping[str, int], reason: str, rates: Rates | None = None
+) -> Plan:
+    """Return a plan that others have made: all that is known of it is what it says.
+
+    Args:
+        interval_s: computing time between two saves.
+        counts: per tier, inner ones first, every how many saves one goes there.
+        reason: where it is from.
+        rates: what it was made for, if that is known.
+
+    Raises:
+        ConfigError: it is no pattern.
+    """
     levels = tuple(
-        Level(name=name, number=at, rate_per_s=0.0) for at, (name, _) in enumerate(rule.counts)
+        Level(name=name, number=at, rate_per_s=0.0) for at, name in enumerate(counts)
     )
-    pattern = Pattern(rule.interval_s, tuple(count for _, count in rule.counts))
     return Plan(
-        pattern=pattern,
-        counts=dict(rule.counts),
+        pattern=Pattern(interval_s, tuple(counts.values())),
+        counts=dict(counts),
         system=System(levels),
-        rates=Rates((0.0, 0.0, 0.0, 0.0, 0.0)),
+        rates=rates or Rates((0.0, 0.0, 0.0, 0.0, 0.0)),
         efficiency=0.0,
-        reasons=("the pattern that the site gives",),
+        reasons=(reason,),
     )
 
 
@@ -125,7 +141,7 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         before: the plan that holds now.
 
     Raises:
-        ConfigError: no configuration makes progress, or nothing was saved yet.
+        ConfigError: nothing was saved yet, or no tier has room.
     """
     if not known.state_bytes:
         raise ConfigError("A plan needs the size of the state: nothing was saved yet.")
@@ -134,15 +150,13 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
     expected = aim.expected(rates)
     system = current_system(rule, known, expected)
     start = _transferred(before, system)
-    score = score_of(system, aim)
-    found = best_pattern(system, [start] if start else [], score=score)
-    found = cheapest(system, aim, found)
+    found, hopeless = _found(system, aim, start)
     pattern = found.pattern
-    if before is not None and start is not None:
+    if before is not None and start is not None and not hopeless:
         if found.efficiency < efficiency(system, start) + _WORTH and aim.far_every_s is None:
             return before
         pattern = bounded(system, start, found.pattern)
-    said = (*surprises, *(_changes(before, system, rates) if before else ()))
+    said = (*hopeless, *surprises, *(_changes(before, system, rates) if before else ()))
     return Plan(
         pattern=pattern,
         counts=_counts(pattern, system, known),
@@ -151,6 +165,21 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         efficiency=efficiency(system, pattern),
         reasons=(*said, *_reasons(system, pattern, found.pattern)),
     )
+
+
+def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tuple[str, ...]]:
+    """Return the best pattern, and what is to be said if there is none that makes progress.
+
+    A task that is hopeless by what is known goes on all the same: what is known may be wrong.
+    The first-order optimum does not look at how long recoveries take.
+    """
+    try:
+        found = best_pattern(system, [start] if start else [], score=score_of(system, aim))
+        return cheapest(system, aim, found), ()
+    except ConfigError as error:
+        pattern = first_order_pattern(system, best_levels(system).used)
+        value = efficiency(system, pattern)
+        return Found(pattern, value, value), (f"{error} The first-order optimum is used.",)
 
 
 def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str, ...]]:
@@ -164,7 +193,8 @@ def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str
     said: list[str] = []
     for at, (belief, count) in enumerate(zip(classes, known.failures, strict=True)):
         whole = math.floor(count)
-        often = belief.chance_of_at_least(whole, known.observed_s) if whole else 1.0
+        # One may come at any time: that is an accident.
+        often = belief.chance_of_at_least(whole, known.observed_s) if whole > 1 else 1.0
         seldom = belief.chance_of_at_most(whole, known.observed_s)
         if min(often, seldom) >= SURPRISE_MAX:
             continue
@@ -172,7 +202,7 @@ def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str
             belief.failures * _SURPRISED_WEIGHT, belief.observed_s * _SURPRISED_WEIGHT
         )
         said.append(
-            f"{CLASS_NAMES[at]}: {whole} times in {format_seconds(known.observed_s)}, where "
+            f"{CLASS_NAMES[at]}: {whole} failures in {format_seconds(known.observed_s)}, where "
             f"{belief.mean_per_s * known.observed_s:.2g} were expected"
         )
     a, b, c, d, e = classes
@@ -188,7 +218,8 @@ def current_system(rule: MultiLevel, known: Knowledge, rates: Rates) -> System:
     """
     costs = {one.name: one for one in rule.tiers}
     tiers = [
-        _with_room(costs.get(name) or _typical(name, level), known) for name, level in known.tiers
+        _with_room(costs.get(name) or _typical(name, level), known)
+        for name, level in known.tiers
     ]
     roomy = [tier for tier in tiers if _fits(tier, known)]
     if not roomy:
@@ -213,7 +244,9 @@ def current_system(rule: MultiLevel, known: Knowledge, rates: Rates) -> System:
         restore_s = known.restores_s.get(level.name)
         recovery_s = level.recovery_s
         if restore_s is not None:
-            recovery_s = Reaction(queue_s=rule.queue_s).before_restore_s(level.number) + restore_s
+            recovery_s = (
+                Reaction(queue_s=rule.queue_s).before_restore_s(level.number) + restore_s
+            )
         levels.append(replace(level, latency_s=latest_s, recovery_s=recovery_s))
     return replace(made, levels=tuple(levels), blocked_s=blocked_s)
 
@@ -268,7 +301,10 @@ def _typical(name: str, level: int) -> TierCosts:
 
 def _with_room(tier: TierCosts, known: Knowledge) -> TierCosts:
     free = known.free_bytes.get(tier.name)
-    return tier if free is None else replace(tier, capacity_bytes=max(1.0, float(free)))
+    if free is None:
+        return tier
+    own = known.state_bytes * tier.storage_factor if tier.name in known.copies_s else 0.0
+    return replace(tier, capacity_bytes=max(1.0, free + own))
 
 
 def _fits(tier: TierCosts, known: Knowledge) -> bool:
@@ -310,20 +346,23 @@ def _reasons(system: System, pattern: Pattern, wanted: Pattern) -> tuple[str, ..
         f"failures come every {format_seconds(system.mtbf_s)}, a save blocks for "
         f"{format_seconds(system.blocked_s)}: a save every {format_seconds(pattern.interval_s)}"
     ]
-    for level, count in zip(system.levels, pattern.every, strict=True):
-        if count:
-            said.append(
-                f"{level.name} gets {'every save' if count == 1 else f'one save in {count}'}: "
-                f"a copy takes {format_seconds(level.latency_s)}, failures that need it come "
-                f"every {format_seconds(1 / level.rate_per_s) if level.rate_per_s else 'no time'}"
-            )
-        else:
-            said.append(f"{level.name} is not used: the next level serves its failures better")
+    said += map(_about, system.levels, pattern.every)
     if pattern != wanted:
         said.append(
             f"a step towards {format_seconds(wanted.interval_s)} and {list(wanted.every)}"
         )
     return tuple(said)
+
+
+def _about(level: Level, count: int) -> str:
+    if not count:
+        return f"{level.name} is not used: the next level serves its failures better"
+    gets = "every save" if count == 1 else f"one save in {count}"
+    copy = f"a copy takes {format_seconds(level.latency_s)}"
+    if not level.rate_per_s:
+        return f"{level.name} gets {gets}: {copy}, and no failure needs it by itself"
+    every = format_seconds(1 / level.rate_per_s)
+    return f"{level.name} gets {gets}: {copy}, failures that need it come every {every}"
 
 
 def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> bool:
@@ -338,7 +377,7 @@ def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> 
         (1 + made_from.slowdown, 1 + known.slowdown),
         (made_from.observed_s + 60.0, known.observed_s + 60.0),
     ]
-    pairs += [(made_from.copies_s.get(name, 0.0), known.copies_s[name]) for name in known.copies_s]
+    pairs += [
+        (made_from.copies_s.get(name, 0.0), known.copies_s[name]) for name in known.copies_s
+    ]
     return any(_differs(old, new) if old and new else old != new for old, new in pairs)
-
-
