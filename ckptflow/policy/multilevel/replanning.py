@@ -5,9 +5,9 @@ typical bandwidths for tiers, and failures of each class once in a long time, si
 takes a class of failures for impossible keeps nothing against it. What is measured replaces it.
 
 Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the
-believed rate is a poor guess, the belief is given a tenth of its weight. One plan follows another
-by at most a factor of two in the interval and in each count, so that a burst of failures or a
-slow hour does not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
+believed rate is a poor guess, the belief is given a tenth of its weight. One plan follows
+another by at most a factor of two in the interval and in each count, so that a burst of failures
+or a slow hour does not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
 """
 
 from __future__ import annotations

@@ -79,11 +79,12 @@ class MultiLevel:
         if planned_s is None:
             return Decision(due=True, reason="the first save, which measures what a save takes")
         due = since_s + (progress.step_time_s or 0.0) / 2 >= planned_s
-        compared = "at least" if due else "less than"
+        compared = "less than"
+        if due:
+            compared = "at least" if since_s >= planned_s else "the step end nearest to"
+        since, planned = format_seconds(since_s), format_seconds(planned_s)
         return Decision(
-            due,
-            f"{format_seconds(since_s)} since the last save, {compared} the "
-            f"{format_seconds(planned_s)} of the plan",
+            due, f"{since} since the last save, {compared} the {planned} of the plan"
         )
 
 
