@@ -1,9 +1,9 @@
 """Expected efficiency of patterns, exactly, for failures without memory.
 
-The model and the insight that makes it cheap stand in docs/design/014-multilevel-policy.md. It is
-computed by the native core, or else, some hundred times slower, by
-`ckptflow.policy.multilevel.renewal`; ``tests/unit/test_multilevel_exact.py`` holds both against a
-Markov chain that knows nothing of the insight, and against simulation.
+The model and the insight that makes it cheap stand in docs/design/014-multilevel-policy.md. It
+is computed by the native core, or else, some hundred times slower, by
+`ckptflow.policy.multilevel.renewal`; ``tests/unit/test_multilevel_exact.py`` holds both against
+a Markov chain that knows nothing of the insight, and against simulation.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _of_used(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s
 def _begun_again(found: F64s, lost_rate_per_s: float, work_s: float) -> F64s:
     """Return efficiencies of a task that failures begin again.
 
-    Without them it takes ``work / efficiency``, taken for certain since it is long; with them the
-    time until so long a stretch is met without one is (e^(rate * time) - 1) / rate.
+    Without them it takes ``work / efficiency``, taken for certain since it is long; with them
+    the time until so long a stretch is met without one is (e^(rate * time) - 1) / rate.
     """
     with np.errstate(divide="ignore", over="ignore"):
         stretch = np.where(found > 0, lost_rate_per_s * work_s / found, np.inf)

@@ -1,8 +1,8 @@
-"""Efficiency of a pattern by simulation: also with memory, traces, walltimes, spares, little room.
+"""Efficiency of a pattern by simulation: also with memory, traces, walltimes, spares, no room.
 
-Failures come from streams that depend on the seed only: patterns that are compared under one seed
-meet the same failures (common random numbers). It stops when the confidence interval is narrow
-enough. ``tests/unit/test_multilevel_simulation.py``.
+Failures come from streams that depend on the seed only: patterns that are compared under one
+seed meet the same failures (common random numbers). It stops when the confidence interval is
+narrow enough. ``tests/unit/test_multilevel_simulation.py``.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ def _joined(laws: Sequence[Law | None]) -> Law | None:
     if all(isinstance(law, Exponential) for law in known):
         return Exponential(math.fsum(law.rate_per_s for law in known))
     if all(isinstance(law, Trace) for law in known):
-        return Trace(tuple(sorted(t for law in known if isinstance(law, Trace) for t in law.times_s)))
+        return Trace(
+            tuple(sorted(t for law in known if isinstance(law, Trace) for t in law.times_s))
+        )
     raise ConfigError(
         "Failures of a level that is not used can be added to those of the next if both have "
         "no memory, or both are traces; use the level, or give such laws."
