@@ -61,7 +61,11 @@ def efficiencies(
     left_out = part.lost_rate_per_s > system.lost_rate_per_s
     if left_out and system.work_s is None:
         return np.zeros(len(interval_s))
-    found = _of_used(part, np.ascontiguousarray(interval_s), np.ascontiguousarray(every))
+    found = _of_used(
+        part,
+        np.ascontiguousarray(interval_s, dtype=np.float64),  # The core reads nothing else.
+        np.ascontiguousarray(every, dtype=np.int64),
+    )
     if part.lost_rate_per_s and system.work_s is not None:
         return _begun_again(found, part.lost_rate_per_s, system.work_s)
     return found

@@ -35,6 +35,7 @@ _COLUMNS = _STOPS + 3
 _BATCHES = 40  # Batch means: enough for a t distribution that is nearly normal,
 _SURE = 2.02  # whose 97.5 % quantile with 40 degrees of freedom this is.
 _ROUNDS = 16
+_PLAYED_ROWS = 8192  # A trace ends within a save or, in one of more saves than this, a few.
 _NOBODY = 99
 
 
@@ -126,7 +127,10 @@ def simulate(
     error_max: float = 1e-3,
     events_max: int = 50_000_000,
 ) -> Simulated:
-    """Simulate a pattern until its efficiency is known to ``error_max``.
+    """Simulate a pattern until its efficiency is known to ``error_max``, or a trace ends.
+
+    With a trace among the laws it begins at the beginning of the record and stops at its end,
+    where the longest of them ends.
 
     Args:
         system: the levels; failures that no level survives are left out.
@@ -152,16 +156,27 @@ def simulate(
     rows, times = _law_rows((*part_laws, around.preemption))
     every = np.array([count for count in pattern.every if count], dtype=np.int64)
     given = _around_row(around, [level.number for level in part.levels])
-    batch = _first_batch(part, pattern, int(every[-1]))
-    accounts = np.zeros((0, _COLUMNS))
-    for _ in range(_ROUNDS):
-        out = np.zeros((_BATCHES + 1, _COLUMNS))
+
+    def run(batch: int, rows_out: int) -> tuple[F64s, int]:
+        out = np.zeros((rows_out, _COLUMNS))
         done = _core.simulate_pattern(
             level_rows(part), pattern.interval_s, every, rows, times, given, seed, batch,
-            max(1, events_max // (_BATCHES + 1)), out,
+            max(1, events_max // rows_out), out,
         )  # fmt: skip
         if done < 0:
             raise ConfigError(f"{pattern} has more copies on their way than a level takes.")
+        return out, done
+
+    if end_s := _recorded_s((*part_laws, around.preemption)):
+        saves = math.ceil(end_s / pattern.interval_s)
+        batch = math.ceil(saves / _PLAYED_ROWS)
+        out, done = run(batch, math.ceil(saves / batch) + 1)
+        until = int(np.searchsorted(out[:done, _ELAPSED].cumsum(), end_s)) + 1
+        return _summary(out[:until], places, len(system.levels), error=0.0)
+    batch = _first_batch(part, pattern, int(every[-1]))
+    accounts = np.zeros((0, _COLUMNS))
+    for _ in range(_ROUNDS):
+        out, done = run(batch, _BATCHES + 1)
         accounts = out[1:done]  # The first begins with copies everywhere, as none other does.
         error, events = _error(accounts), out[:, -1].sum()
         if done <= _BATCHES or error <= error_max or events >= events_max / 2:
@@ -170,7 +185,7 @@ def simulate(
         batch = max(batch + 1, int(batch * wanted))
     if len(accounts) < _BATCHES:  # Too few got anywhere: what happened is all that is known.
         accounts = out[: max(1, done + 1)]
-    return _summary(accounts, places, len(system.levels))
+    return _summary(accounts, places, len(system.levels), error=_error(accounts))
 
 
 def _used(
@@ -208,13 +223,19 @@ def _joined(laws: Sequence[Law | None]) -> Law | None:
     if all(isinstance(law, Exponential) for law in known):
         return Exponential(math.fsum(law.rate_per_s for law in known))
     if all(isinstance(law, Trace) for law in known):
-        return Trace(
-            tuple(sorted(t for law in known if isinstance(law, Trace) for t in law.times_s))
-        )
+        traces = [law for law in known if isinstance(law, Trace)]
+        times_s = sorted(time_s for trace in traces for time_s in trace.times_s)
+        return Trace(tuple(times_s), _recorded_s(traces))
     raise ConfigError(
         "Failures of a level that is not used can be added to those of the next if both have "
         "no memory, or both are traces; use the level, or give such laws."
     )
+
+
+def _recorded_s(laws: Sequence[Law | None]) -> float:
+    """Return where the longest of the traces ends; 0 without one."""
+    ends = [law.observed_s or law.times_s[-1] for law in laws if isinstance(law, Trace)]
+    return max(ends, default=0.0)
 
 
 def _law_rows(laws: Sequence[Law | None]) -> tuple[F64s, F64s]:
@@ -264,7 +285,9 @@ def _error(accounts: F64s) -> float:
     return float(_SURE * residual.std(ddof=1) / math.sqrt(len(accounts)) / elapsed.mean())
 
 
-def _summary(accounts: F64s, places: Sequence[int], levels: int) -> Simulated:
+def _summary(
+    accounts: F64s, places: Sequence[int], levels: int, *, error: float
+) -> Simulated:
     total = accounts.sum(axis=0)
     elapsed_s = float(total[_ELAPSED])
     names = ("useful", "blocked", "interference", "again", "recovery", "waiting")
@@ -276,7 +299,6 @@ def _summary(accounts: F64s, places: Sequence[int], levels: int) -> Simulated:
             found[place] = float(total[first + at]) / hours
         return tuple(found)
 
-    error = _error(accounts)
     return Simulated(
         efficiency=float(total[_USEFUL]) / elapsed_s,
         error=error if math.isfinite(error) else 1.0,
