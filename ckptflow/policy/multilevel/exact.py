@@ -24,15 +24,18 @@ F64s = NDArray[np.float64]
 try:
     from ckptflow.native import _core
 except ImportError:  # No compiler was there.
-    _core = None  # type: ignore[assignment]
+    HAS_CORE = False
+else:
+    HAS_CORE = True
 
 
 def efficiency(system: System, pattern: Pattern) -> float:
     """Return useful computing time over elapsed time, in the long run: 0 to 1.
 
     0 if the pattern makes no progress to speak of, if more copies would be on their way than
-    may be, or if it leaves failures out that the system could survive, and `System.work_s` is
-    not known. If it is, these begin the task again, as do those that nothing survives.
+    may be (or than 200 MB of tables hold), or if it leaves failures out that the system could
+    survive and `System.work_s` is not known. If it is, these begin the task again, as do those
+    that nothing survives; without it, the latter are not counted.
 
     Raises:
         ConfigError: the pattern is of another number of levels.
@@ -73,7 +76,7 @@ def efficiencies(
 
 def _of_used(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s:
     rows, out = level_rows(system), np.zeros(len(interval_s))
-    if _core is not None:
+    if HAS_CORE:
         _core.pattern_efficiencies(rows, interval_s, every, out)
         return out
     for at, counts in enumerate(every):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
 
+_ENDINGS_MAX = 1 << 22  # In all tables; as in the core.
 _SECONDS = 0  # Column of an ending: expected time; column 1 + c: probability of class c.
 
 
@@ -67,7 +68,8 @@ def _prepared(rows: F64s, interval_s: float, every: I64s) -> _Levels | None:
     rate, blocked, latency, interference, recovery, escalation, second, flying = rows.T
     nominal = interval_s + blocked[0]
     lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12))).astype(np.int64)
-    if (lag > flying * every).any():
+    width = every + lag + 2
+    if (lag > flying * every).any() or (every[-1] // every * width).sum() > _ENDINGS_MAX:
         return None
     start = np.arange(int(every[-1]))
     segment = np.full(len(start), interval_s)

@@ -141,9 +141,8 @@ class System:
     def using(self, used: Sequence[bool]) -> System:
         """Return the system of some of the levels, with the failures of the others.
 
-        A failure whose level is left out needs the next level that is used. Its recovery is
-        that level's, or its own if that takes longer to begin: the greater of the two. What
-        no used level survives loses everything.
+        A failure whose level is left out needs the next level that is used, and recovers as
+        others do from there. What no used level survives loses everything.
 
         Raises:
             ConfigError: no level is used.
