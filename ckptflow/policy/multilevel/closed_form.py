@@ -1,10 +1,11 @@
 """First-order optima: where a search begins, and what it is compared with.
 
-A. Benoit, A. Cavelan, V. Le Fèvre, Y. Robert, H. Sun, "Towards optimal multi-level checkpointing",
-IEEE Transactions on Computers 66 (7), 2017: the least overhead is the sum over the levels of
-sqrt(2 * rate * cost), with nested patterns, and dynamic programming finds the levels to use.
-Here the cost of a level is what a checkpoint there takes from the application: blocked time, and
-what computing is slower meanwhile. ``tests/unit/test_multilevel_closed_form.py``.
+A. Benoit, A. Cavelan, V. Le Fèvre, Y. Robert, H. Sun, "Towards optimal multi-level
+checkpointing", IEEE Transactions on Computers 66 (7), 2017: the least overhead is the sum over
+the levels of sqrt(2 * rate * cost), with nested patterns, and dynamic programming finds the
+levels to use. Here the cost of a level is what a checkpoint there takes from the application:
+blocked time, and what computing is slower meanwhile.
+``tests/unit/test_multilevel_closed_form.py``.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ def best_levels(system: System) -> FirstOrder:
     # best[k]: levels up to k, with k used and all failures up to its class covered.
     best: list[tuple[float, tuple[int, ...]]] = []
     for here in range(len(rates)):
-        ways = [(0.0, (), -1, system.blocked_s)]  # As the innermost: every save is its own.
+        # Overhead before, levels before, the last of them, and what every save takes.
+        ways: list[tuple[float, tuple[int, ...], int, float]] = []
+        ways.append((0.0, (), -1, system.blocked_s))  # As the innermost: every save is its own.
         ways += [(best[at][0], best[at][1], at, 0.0) for at in range(here)]
         total, kept = min(
-            (before + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * (costs[here] + more)), used)
+            (
+                before
+                + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * (costs[here] + more)),
+                used,
+            )
             for before, used, at, more in ways
         )
         best.append((total, (*kept, here)))
@@ -99,7 +106,9 @@ def spread(used: Sequence[bool], counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(next(rest)) if is_used else 0 for is_used in used)
 
 
-def first_order_efficiencies(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s:
+def first_order_efficiencies(
+    system: System, interval_s: F64s, every: NDArray[np.int64]
+) -> F64s:
     """Return 1 - waste, to first order, of patterns that use all levels of a system.
 
     Good to about 0.003 while the waste is below 0.13, and far too low beyond that.

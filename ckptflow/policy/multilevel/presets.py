@@ -95,7 +95,7 @@ def preset(name: str) -> Aim:
 
 
 def score_of(system: System, aim: Aim) -> Score:
-    """Return what patterns are compared by: efficiency, if the aim allows the pattern at all."""
+    """Return what patterns are compared by: efficiency, if the aim allows the pattern."""
 
     def score(used: tuple[bool, ...], interval_s: F64s, every: I64s, found: F64s) -> F64s:
         far = _far(system, used)
@@ -119,7 +119,9 @@ def score_by_price(system: System, aim: Aim, best: float) -> Score:
         values = allowed(used, interval_s, every, found)
         price = price_per_s(system, used, interval_s, every, found)
         # Some efficiency breaks ties; a thousandth of the price is worth less than the price.
-        return np.where(values >= best - aim.give_up, 1 / (1 + price) + values * 1e-6, values - 10)
+        return np.where(
+            values >= best - aim.give_up, 1 / (1 + price) + values * 1e-6, values - 10
+        )
 
     return score
 
@@ -160,7 +162,13 @@ def _longer(pattern: Pattern) -> list[Pattern]:
     return [
         Pattern(
             pattern.interval_s,
-            spread(pattern.used, [count if at < len(counts) - 1 else count * factor for at, count in enumerate(counts)]),
+            spread(
+                pattern.used,
+                [
+                    count if at < len(counts) - 1 else count * factor
+                    for at, count in enumerate(counts)
+                ],
+            ),
         )
         for factor in (2, 4)
         if len(counts) > 1
@@ -169,7 +177,9 @@ def _longer(pattern: Pattern) -> list[Pattern]:
 
 def _far(system: System, used: tuple[bool, ...]) -> int | None:
     """Return the place, among the levels used, of the first that outlives the allocation."""
-    numbers = [level.number for level, is_used in zip(system.levels, used, strict=True) if is_used]
+    numbers = [
+        level.number for level, is_used in zip(system.levels, used, strict=True) if is_used
+    ]
     return next((at for at, number in enumerate(numbers) if number >= _FAR_LEVEL), None)
 
 

@@ -1,11 +1,12 @@
-"""Efficiency by a learned function: thousands of patterns in the time of a few exact evaluations.
+"""Efficiency by a learned function: thousands of patterns in the time of few exact evaluations.
 
 What is learned is by how much the first-order waste is wrong: the logarithm of
 ``-log(efficiency) / waste``, which is near 0 for small wastes, so that a small error of it is a
-small error of the efficiency everywhere. Inputs have no units: which part of the waste each cost
-of each level is, ratios of counts, products of rates and times. So one function serves seconds and
-days. Two learners are shipped as plain numbers and evaluated here by NumPy, a small neural network and
-boosted trees; their mean is the answer. ``ckptflow policy train`` makes the file anew.
+small error of the efficiency everywhere. Inputs have no units: which part of the waste each
+cost of each level is, ratios of counts, products of rates and times. So one function serves
+seconds and days. Two learners are shipped as plain numbers and evaluated here by NumPy, a small
+neural network and boosted trees; their mean is the answer. ``ckptflow policy train`` makes the
+file anew.
 
 ``tests/unit/test_multilevel_surrogate.py``; `bench/policy.py` has the regret.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import first_order_pattern, spread
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.search import SEARCHED_MAX, by_efficiency, level_sets
-from ckptflow.policy.multilevel.search import Score as Score
+from ckptflow.policy.multilevel.search import SEARCHED_MAX, Score, by_efficiency, level_sets
 from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
 
 F64s = NDArray[np.float64]
@@ -56,7 +55,9 @@ def features(rows: F64s, interval_s: F64s, every: I64s) -> tuple[F64s, F64s]:
     """
     count = len(interval_s)
     wide = np.broadcast_to(rows, (count, *rows.shape[-2:]))
-    rate, blocked, latency, interference, recovery, escalation, second, _ = np.moveaxis(wide, 2, 0)
+    rate, blocked, latency, interference, recovery, escalation, second, _ = np.moveaxis(
+        wide, 2, 0
+    )
     nominal = interval_s[:, None] + blocked[:, :1]
     counts = every.astype(np.float64)
     lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12)), axis=1)
@@ -179,7 +180,7 @@ class Surrogate:
         inputs, _ = features(rows, interval_s, every)
         width = np.maximum(self.high - self.low, 1e-9)
         beyond = (inputs < self.low - 0.02 * width) | (inputs > self.high + 0.02 * width)
-        return [feature_name(at) for at in np.flatnonzero(beyond.any(axis=0))]
+        return [feature_name(int(at)) for at in np.flatnonzero(beyond.any(axis=0))]
 
 
 def feature_name(at: int) -> str:
@@ -214,7 +215,11 @@ def propose(
         patterns = _feasible(part, *_around(first_order_pattern(system, used)))
         if not len(patterns[0]):
             continue
-        first = score(used, *patterns, _lost(part, surrogate.efficiencies(rows, *patterns, with_trees=False)))
+        first = score(
+            used,
+            *patterns,
+            _lost(part, surrogate.efficiencies(rows, *patterns, with_trees=False)),
+        )
         few = np.argsort(-first)[:64]
         chosen = patterns[0][few], patterns[1][few]
         values = score(used, *chosen, _lost(part, surrogate.efficiencies(rows, *chosen)))
@@ -239,11 +244,14 @@ def _lost(part: System, found: F64s) -> F64s:
 def _around(middle: Pattern) -> tuple[F64s, I64s]:
     counts = [count for count in middle.every if count]
     ratios = [outer / inner for inner, outer in itertools.pairwise(counts)]
-    near = [sorted({max(1, round(ratio * factor)) for factor in _COUNT_FACTORS}) for ratio in ratios]
+    near = [
+        sorted({max(1, round(ratio * factor)) for factor in _COUNT_FACTORS}) for ratio in ratios
+    ]
     every = [
         one
         for ways in itertools.product(*near)
-        if (one := tuple(itertools.accumulate(ways, lambda a, b: a * b, initial=1)))[-1] <= SEARCHED_MAX
+        if (one := tuple(itertools.accumulate(ways, lambda a, b: a * b, initial=1)))[-1]
+        <= SEARCHED_MAX
     ] or [(1,) * len(counts)]
     intervals = np.tile(middle.interval_s * _INTERVAL_FACTORS, len(every))
     return intervals, np.repeat(np.array(every, dtype=np.int64), len(_INTERVAL_FACTORS), axis=0)
@@ -322,7 +330,7 @@ def _unpacked(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> S
     )  # fmt: skip
     nodes = len(trees.value)
     in_range = [trees.root, trees.left, trees.right]
-    if not all((0 <= one).all() and (one < nodes).all() for one in in_range):
+    if not all((one >= 0).all() and (one < nodes).all() for one in in_range):
         raise ValueError("a tree leads out of the file")
     if trees.feature.max(initial=0) >= len(arrays["mean"]) or not 0 <= trees.depth <= 64:
         raise ValueError("a tree asks for a feature that there is not")
@@ -333,11 +341,6 @@ def _unpacked(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> S
     return Surrogate(
         floats("mean"), floats("scale"), floats("low"), floats("high"), network, trees, about
     )
-
-
-def stretch_limit() -> float:
-    """Return the least efficiency that the surrogate tells apart from none."""
-    return math.exp(-_STRETCH_MAX)
 
 
 def used_rows(system: System, used: Sequence[bool]) -> F64s:

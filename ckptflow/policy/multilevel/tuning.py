@@ -1,8 +1,8 @@
 """The whole answer: the pattern, what to expect of it, how sensitive it is, and why.
 
-The surrogate proposes, exact evaluation decides. Where a system lies outside of what the surrogate
-was trained with, or there is none, the search begins at the first-order optima and all around
-them instead, and says so. ``tests/unit/test_multilevel_tuning.py``.
+The surrogate proposes, exact evaluation decides. Where a system lies outside of what the
+surrogate was trained with, or there is none, the search begins at the first-order optima and
+all around them instead, and says so. ``tests/unit/test_multilevel_tuning.py``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ckptflow.policy.multilevel.search import (
 from ckptflow.policy.multilevel.surrogate import Surrogate, propose, used_rows
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.units import format_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
@@ -121,8 +122,8 @@ def tune(
         aim: what matters besides efficiency; the preset ``fast`` if not given.
         surrogate: where to begin.
         doubt: how far rates and times are known.
-        refine: whether to go on from the surrogate's proposals by exact evaluation. Without it the
-            best proposal is taken as it is; only its efficiency is exact.
+        refine: whether to go on from the surrogate's proposals by exact evaluation. Without
+            it the best proposal is taken as it is; only its efficiency is exact.
 
     Raises:
         ConfigError: no configuration makes progress, or there is no system.
@@ -154,7 +155,7 @@ def tune(
         parts=parts(system, found.pattern, found.efficiency),
         sensitivity=_sensitivities(system, found.pattern) if refine else (),
         alternatives=alternatives,
-        reasons=_reasons(system, found, aim, name, alternatives, answers),
+        reasons=_reasons(system, aim, answers, name, alternatives),
     )
 
 
@@ -244,7 +245,9 @@ def _sensitivities(system: System, pattern: Pattern) -> tuple[Sensitivity, ...]:
             if not pattern.used[at]:
                 continue
             slower = replace(level, latency_s=level.latency_s * factor)
-            changes.append((f"time of a copy to {level.name}", factor, _with(system, at, slower)))
+            changes.append(
+                (f"time of a copy to {level.name}", factor, _with(system, at, slower))
+            )
         blocked = replace(system, blocked_s=system.blocked_s * factor)
         changes.append(("time that a save blocks", factor, blocked))
     return tuple(
@@ -265,9 +268,13 @@ def _with(system: System, at: int, level: Level) -> System:
     shift = level.latency_s - levels[at].latency_s
     levels[at] = level
     for place in range(at + 1, len(levels)):
-        levels[place] = replace(levels[place], latency_s=max(level.latency_s, levels[place].latency_s + shift))
+        levels[place] = replace(
+            levels[place], latency_s=max(level.latency_s, levels[place].latency_s + shift)
+        )
     for place in range(at):
-        levels[place] = replace(levels[place], latency_s=min(level.latency_s, levels[place].latency_s))
+        levels[place] = replace(
+            levels[place], latency_s=min(level.latency_s, levels[place].latency_s)
+        )
     return replace(system, levels=tuple(levels))
 
 
@@ -277,7 +284,7 @@ def _alternatives(
     chosen: str,
     aim: Aim,
 ) -> tuple[Alternative, ...]:
-    """Return the best with one level more or less, and with other redundancy, the best first."""
+    """Return the best with one level more or less, or other redundancy, the best first."""
     system, best = systems[chosen], answers[chosen][0]
     score = score_of(system, aim)
     found = [
@@ -299,12 +306,13 @@ def _alternatives(
 
 def _reasons(
     system: System,
-    found: Found,
     aim: Aim,
+    answers: Mapping[str, tuple[Found, str]],
     redundancy: str,
     alternatives: tuple[Alternative, ...],
-    answers: Mapping[str, tuple[Found, str]],
 ) -> tuple[str, ...]:
+    """Return why the answer is what it is, a sentence for each thing that decided."""
+    found = answers[redundancy][0]
     pattern = found.pattern
     blocked_s = level_rows(system.using(pattern.used))[0, 1]
     said = [
@@ -321,19 +329,23 @@ def _reasons(
         said.append(_about(level, pattern, at, other))
     if redundancy and len(answers) > 1:
         others = ", ".join(
-            f"{name} {one.efficiency:.4f}" for name, (one, _) in answers.items() if name != redundancy
+            f"{name} {one.efficiency:.4f}"
+            for name, (one, _) in answers.items()
+            if name != redundancy
         )
         said.append(f"Redundancy {redundancy}: expected {found.efficiency:.4f}; {others}.")
     if aim.far_every_s is not None:
         far = longest_far_s(system, pattern)
         said.append(
-            f"Preset {aim.name}: {format_seconds(far)} of computing between checkpoints on level 3 or "
-            f"beyond, at most {format_seconds(aim.far_every_s)}."
+            f"Preset {aim.name}: {format_seconds(far)} of computing between checkpoints on "
+            f"level 3 or beyond, at most {format_seconds(aim.far_every_s)}."
             if far < math.inf
             else f"Preset {aim.name} asks for level 3 or beyond, and there is none."
         )
     if aim.give_up:
-        said.append(f"Preset {aim.name}: up to {100 * aim.give_up:.3g} % of the time for lower cost.")
+        said.append(
+            f"Preset {aim.name}: up to {100 * aim.give_up:.3g} % of the time for lower cost."
+        )
     return tuple(said)
 
 
@@ -360,9 +372,15 @@ def _about(level: Level, pattern: Pattern, at: int, other: float | None) -> str:
         return f"{name} is not used{with_it}."
     count = pattern.every[at]
     which = (
-        "every save" if count == 1 else f"one save in {count} ({format_seconds(pattern.period_s(at))})"
+        "every save"
+        if count == 1
+        else f"one save in {count} ({format_seconds(pattern.period_s(at))})"
     )
-    copy = f"a copy takes {format_seconds(level.latency_s)}" if level.latency_s else "it is there at once"
+    copy = (
+        f"a copy takes {format_seconds(level.latency_s)}"
+        if level.latency_s
+        else "it is there at once"
+    )
     rate = (
         f"failures that need it come every {format_seconds(1 / level.rate_per_s)}"
         if level.rate_per_s
@@ -370,6 +388,6 @@ def _about(level: Level, pattern: Pattern, at: int, other: float | None) -> str:
     )
     without = "" if other is None else f"; without it, {other:.4f} at best"
     return (
-        f"{name} gets {which}: {copy}, {rate}, recovering takes {format_seconds(level.recovery_s)}"
-        f"{without}."
+        f"{name} gets {which}: {copy}, {rate}, "
+        f"recovering takes {format_seconds(level.recovery_s)}{without}."
     )
