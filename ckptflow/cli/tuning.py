@@ -1,0 +1,249 @@
+"""``tune``: how often to save, and to which tiers; for a site, or for what a run has met."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ckptflow.cli import output, tuning_text
+from ckptflow.cli.naming import DEFAULT_SITE, SITE_VARIABLE
+from ckptflow.cli.output import JsonOption
+from ckptflow.cli.runs import SetOption, SiteOption, StoreOption, UserOption
+from ckptflow.errors import ConfigError
+from ckptflow.plan.met import Met, compared
+from ckptflow.plan.schemes import WANTED
+from ckptflow.plan.site_lines import site_lines
+from ckptflow.plan.sources import Measured, parse_tier
+from ckptflow.plan.tune import Answer, Request, reaction_of, tune_site, workload_of
+from ckptflow.policy.failures.known import KNOWN
+from ckptflow.policy.multilevel.presets import PRESETS
+from ckptflow.policy.multilevel.surrogate import shipped
+from ckptflow.site import Site, load_site
+from ckptflow.site.layers import parse_setting
+from ckptflow.units import parse_bytes, parse_seconds
+
+
+@output.reports_errors
+def tune_command(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN[/TASK]]", help="A run: with what it has met, beside what it did."
+        ),
+    ] = None,
+    *,
+    site: SiteOption = None,
+    store: StoreOption = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="State of all processes together: 400GB.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="That run together; the site's if not given.")
+    ] = None,
+    writers: Annotated[
+        int | None,
+        typer.Option("--writers", help="Processes of a node that save; the site's workers."),
+    ] = None,
+    changed: Annotated[
+        float | None,
+        typer.Option("--changed", help="Part of the state that differs from save to save."),
+    ] = None,
+    stored: Annotated[
+        float, typer.Option("--stored", help="Bytes stored for each that differs: compression.")
+    ] = 1.0,
+    work: Annotated[
+        str | None, typer.Option("--work", help="Computing time of the whole task: 500h.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="|".join(PRESETS), help="What matters besides.")
+    ] = "fast",
+    failures: Annotated[
+        str | None,
+        typer.Option("--failures", metavar="|".join(KNOWN), help="Rates that were published."),
+    ] = None,
+    mtbf: Annotated[
+        str | None,
+        typer.Option("--mtbf", help="Mean time between failures of all nodes together: 6h."),
+    ] = None,
+    redundancy: Annotated[
+        str,
+        typer.Option(
+            "--redundancy", metavar="|".join(WANTED), help="Between nodes; auto compares."
+        ),
+    ] = "site",
+    tiers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier", help="What a tier can do: nvme:write=3.7GB,read=8GB,capacity=1TB; repeat."
+        ),
+    ] = None,
+    detection: Annotated[
+        str | None, typer.Option("--detection", help="Until a failure is noticed.")
+    ] = None,
+    restart: Annotated[
+        str | None, typer.Option("--restart", help="Until processes run again.")
+    ] = None,
+    reallocation: Annotated[
+        str | None, typer.Option("--reallocation", help="Until another node is there.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Until another allocation begins.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Folder for drawings, as PNG files.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take the surrogate's word; compare nothing.")
+    ] = False,
+    user: UserOption = None,
+    settings: SetOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Find how often to save and to which tiers, and print what to write into the site file.
+
+    Ends with 1 if no configuration makes progress.
+    """
+    met, chosen = _met(run, site, store, user, settings)
+    measured = _calibration(chosen)
+    seconds = {
+        "detection_s": detection, "restart_s": restart,
+        "reallocation_s": reallocation, "queue_s": queue,
+    }  # fmt: skip
+    request = Request(
+        workload=workload_of(
+            chosen,
+            state_bytes=_state_bytes(state, met),
+            nodes=nodes,
+            writers_per_node=writers,
+            changed=_changed(changed, met),
+            stored=stored,
+            work_s=None if work is None else parse_seconds(work),
+            measured=measured,
+        ),
+        reaction=reaction_of(
+            chosen,
+            **{
+                name: None if text is None else parse_seconds(text)
+                for name, text in seconds.items()
+            },
+        ),
+        aim=preset,
+        failures=failures,
+        mtbf_s=None if mtbf is None else parse_seconds(mtbf),
+        redundancy=redundancy,
+        tiers=tuple(parse_tier(text) for text in tiers or ()),
+    )
+    answer = tune_site(
+        chosen, request, measured=measured, met=met, surrogate=shipped(), refine=not quick
+    )
+    comparison = None if met is None else compared(met, answer.tuning)
+    lines = site_lines(chosen, answer)
+    drawn = _plots(answer, plot)
+    output.show(
+        _document(answer, met, comparison, lines, drawn),
+        lambda console: tuning_text.show(console, answer, comparison, lines, drawn),
+        as_json=json_output,
+    )
+
+
+def _met(
+    run: str | None,
+    site: str | None,
+    store: str | None,
+    user: Path | None,
+    settings: list[str] | None,
+) -> tuple[Met | None, Site]:
+    """Return what a run has met, if one was named, and the site."""
+    if run is None:
+        if store is not None:
+            raise ConfigError(
+                "--store says where a run is: name the run, too, or leave it out."
+            )
+        name = site or os.environ.get(SITE_VARIABLE) or DEFAULT_SITE
+        overrides = dict(parse_setting(text) for text in settings or ())
+        return None, load_site(name, user=user, overrides=overrides, purpose="show")
+    if user is not None or settings:
+        raise ConfigError("--user and --set are for a site alone; a run has its own.")
+    from ckptflow.workflow.seeing.met import met_by
+    from ckptflow.workflow.seeing.place import find_run
+
+    name, _, task = run.partition("/")
+    place = find_run(name, site=site, store=store)
+    return met_by(place.story(manifests=False), task or None), place.site
+
+
+def _calibration(site: Site) -> Measured | None:
+    """Return what was measured of a site, if it was."""
+    try:
+        from ckptflow.plan.calibration import (  # type: ignore[import-not-found, unused-ignore]
+            find_calibration,
+        )
+    except ImportError:
+        return None
+    found: Measured | None = find_calibration(site)
+    return found
+
+
+def _state_bytes(state: str | None, met: Met | None) -> float:
+    if state is not None:
+        return float(parse_bytes(state))
+    if met is None:
+        raise ConfigError(
+            "How much is to be saved? Give --state, of all processes together, such as 400GB; "
+            "or name a run that has saved it."
+        )
+    return float(met.state_bytes)
+
+
+def _changed(changed: float | None, met: Met | None) -> float:
+    if changed is not None:
+        return changed
+    return 1.0 if met is None else met.changed
+
+
+def _plots(answer: Answer, folder: Path | None) -> tuple[Path, ...]:
+    if folder is None:
+        return ()
+    from ckptflow.plan.plots import plot
+
+    return plot(answer, folder)
+
+
+def _document(
+    answer: Answer, met: Met | None, comparison: Any, lines: str, drawn: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Return what ``--json`` prints; levels by the names of their tiers."""
+    tuning = answer.tuning
+    names = [level.name for level in tuning.system.levels]
+    pattern = answer.pattern
+    used = [at for at, count in enumerate(pattern.every) if count]
+    return {
+        "site": answer.site,
+        "pattern": {
+            "interval_s": pattern.interval_s,
+            "every": dict(zip(names, pattern.every, strict=True)),
+            "period_s": {names[at]: pattern.period_s(at) for at in used},
+        },
+        "redundancy": tuning.redundancy,
+        "efficiency": tuning.efficiency,
+        "low": tuning.low,
+        "high": tuning.high,
+        "parts": tuning.parts,
+        "sensitivity": tuning.sensitivity,
+        "alternatives": tuning.alternatives,
+        "reasons": tuning.reasons,
+        "method": tuning.method,
+        "notes": answer.notes,
+        "failures": {"per_s": answer.way.rates.per_s, "source": answer.failures},
+        "tiers": answer.way.tiers,
+        "levels": tuning.system.levels,
+        "workload": answer.request.workload,
+        "reaction": answer.request.reaction,
+        "met": met,
+        "comparison": comparison,
+        "toml": lines,
+        "plots": drawn,
+    }
