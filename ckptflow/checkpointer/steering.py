@@ -2,8 +2,8 @@
 
 It measures what the plan is made from: how long after a save each tier has its copy, what is
 stored, how long a restore took and from which level, and so which class of failure the attempt
-before met. What was met goes into each checkpoint (`Steering.kept`), for the attempt that goes on
-from it. Plans are made in the thread that writes checkpoints; the decisions are those of
+before met. What was met goes into each checkpoint (`Steering.kept`), for the attempt that goes
+on from it. Plans are made in the thread that writes checkpoints; the decisions are those of
 `ckptflow.policy.multilevel.replanning`. ``tests/unit/test_steering.py``.
 """
 

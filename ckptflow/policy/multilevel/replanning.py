@@ -6,8 +6,9 @@ takes a class of failures for impossible keeps nothing against it. What is measu
 
 Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the
 believed rate is a poor guess, the belief is given a tenth of its weight. One plan follows
-another by at most a factor of two in the interval and in each count, so that a burst of failures
-or a slow hour does not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
+another by at most a factor of two in the interval and in each count, so that a burst of
+failures or a slow hour does not turn everything over.
+``tests/unit/test_multilevel_replanning.py``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.estimation import SURPRISE_MAX, Belief, Beliefs
 from ckptflow.policy.failures.rates import CLASS_NAMES, Rates
 from ckptflow.policy.multilevel.closed_form import best_levels, first_order_pattern, spread
 from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
-from ckptflow.policy.multilevel.exact import efficiency
+from ckptflow.policy.multilevel.exact import efficiencies, efficiency
 from ckptflow.policy.multilevel.presets import Aim, cheapest, preset, score_of
 from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.multilevel.search import Found, best_pattern
@@ -153,7 +156,7 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
     found, hopeless = _found(system, aim, start)
     pattern = found.pattern
     if before is not None and start is not None and not hopeless:
-        if found.efficiency < efficiency(system, start) + _WORTH and aim.far_every_s is None:
+        if found.score < _score(system, aim, start) + _WORTH:
             return before
         pattern = bounded(system, start, found.pattern)
     said = (*hopeless, *surprises, *(_changes(before, system, rates) if before else ()))
@@ -165,6 +168,14 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         efficiency=efficiency(system, pattern),
         reasons=(*said, *_reasons(system, pattern, found.pattern)),
     )
+
+
+def _score(system: System, aim: Aim, pattern: Pattern) -> float:
+    """Return what a pattern is worth to an aim."""
+    intervals = np.array([pattern.interval_s])
+    every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+    found = efficiencies(system, pattern.used, intervals, every)
+    return float(score_of(system, aim)(pattern.used, intervals, every, found)[0])
 
 
 def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tuple[str, ...]]:
@@ -315,25 +326,23 @@ def _fits(tier: TierCosts, known: Knowledge) -> bool:
 
 def _changes(before: Plan, system: System, rates: Rates) -> tuple[str, ...]:
     """Say what is not any more as it was when the plan before was made."""
-    said: list[str] = []
-    for name, old, new in zip(CLASS_NAMES, before.rates.per_s, rates.per_s, strict=True):
-        if old and new and _differs(old, new):
-            said.append(
-                f"{name} every {format_seconds(1 / new)} now, before every "
-                f"{format_seconds(1 / old)}"
-            )
+    said = [
+        f"{name} every {format_seconds(1 / new)} now, before every {format_seconds(1 / old)}"
+        for name, old, new in zip(CLASS_NAMES, before.rates.per_s, rates.per_s, strict=True)
+        if old and new and _differs(old, new)
+    ]
     if before.system.blocked_s and _differs(before.system.blocked_s, system.blocked_s):
         said.append(
             f"a save blocks for {format_seconds(system.blocked_s)} now, before for "
             f"{format_seconds(before.system.blocked_s)}"
         )
     old_s = {level.name: level.latency_s for level in before.system.levels}
-    for level in system.levels:
-        if old_s.get(level.name) and _differs(old_s[level.name], level.latency_s):
-            said.append(
-                f"a copy to {level.name} takes {format_seconds(level.latency_s)} now, before "
-                f"{format_seconds(old_s[level.name])}"
-            )
+    said += [
+        f"a copy to {level.name} takes {format_seconds(level.latency_s)} now, before "
+        f"{format_seconds(old_s[level.name])}"
+        for level in system.levels
+        if old_s.get(level.name) and _differs(old_s[level.name], level.latency_s)
+    ]
     return tuple(said)
 
 
@@ -366,7 +375,7 @@ def _about(level: Level, count: int) -> str:
 
 
 def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> bool:
-    """Tell whether it is worth while to make the plan again: what it was made from has changed."""
+    """Tell whether a plan is to be made again: what it was made from has changed."""
     if plan is None or made_from is None:
         return bool(known.state_bytes)
     if sum(known.failures) != sum(made_from.failures):
