@@ -40,7 +40,7 @@ ASSUMED_S = (10 * 86400.0, 60 * 86400.0, 60 * 86400.0, 30 * 86400.0, 365 * 86400
 """Mean time between failures of each class that nobody gave a rate."""
 
 STEP_MAX = 2.0  # From plan to plan an interval or a count changes by this factor at the most.
-_ASSUMED_WEIGHT = 0.1  # Failures that an assumed rate is worth,
+_ASSUMED_WEIGHT = 0.01  # Failures that an assumed rate is worth,
 _SURPRISED_WEIGHT = 0.1  # and part of its weight that a believed one keeps after a surprise.
 _CHANGED = 1.25  # A smaller change of an input is not worth a sentence,
 _WORTH = 1e-3  # nor a smaller gain a new plan.
