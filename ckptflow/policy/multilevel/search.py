@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import (
+    SEARCHED_MAX,
     best_levels,
     first_order_efficiencies,
     first_order_pattern,
@@ -33,7 +34,6 @@ I64s = NDArray[np.int64]
 Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
 """From levels used, intervals, counts and efficiencies to what is to be as great as may be."""
 
-SEARCHED_MAX = 4096  # Saves of a pattern that a search goes to; its evaluation takes as long.
 PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 
 _STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.

@@ -292,9 +292,7 @@ def _error(accounts: F64s) -> float:
     return float(_SURE * residual.std(ddof=1) / math.sqrt(len(accounts)) / elapsed.mean())
 
 
-def _summary(
-    accounts: F64s, places: Sequence[int], levels: int, *, error: float
-) -> Simulated:
+def _summary(accounts: F64s, places: Sequence[int], levels: int, *, error: float) -> Simulated:
     total = accounts.sum(axis=0)
     elapsed_s = float(total[_ELAPSED]) or math.ulp(0.0)  # A limit of events may end it at once.
     names = ("useful", "blocked", "interference", "again", "recovery", "waiting")
