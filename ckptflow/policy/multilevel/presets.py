@@ -97,7 +97,6 @@ def preset(name: str) -> Aim:
 
 def score_of(system: System, aim: Aim) -> Score:
     """Return what patterns are compared by: efficiency, if the aim allows the pattern."""
-
     allowed_s = _far_allowed_s(system, aim)
 
     def score(used: tuple[bool, ...], interval_s: F64s, every: I64s, found: F64s) -> F64s:
@@ -107,8 +106,8 @@ def score_of(system: System, aim: Aim) -> Score:
         if far is None:
             return found - 1.0
         beyond = np.maximum(1.0, interval_s * every[:, far] / allowed_s)
-        # A little more than is allowed is a little worse, so that a search finds its way; what
-        # makes no progress is worse than anything that does.
+        # A little more than is allowed is a little worse, so that a search finds its way; no
+        # progress is worse than any.
         allowed = np.where(beyond <= 1 + 1e-9, found, found - 1.0 - np.log(beyond))
         return np.where(found > 0, allowed, -np.inf)
 
@@ -116,7 +115,7 @@ def score_of(system: System, aim: Aim) -> Score:
 
 
 def _far_allowed_s(system: System, aim: Aim) -> float | None:
-    """Return what may lie between checkpoints on level 3 or beyond: no less than copies take."""
+    """Return what may lie between checkpoints on level 3 or beyond: at least a copy."""
     if aim.far_every_s is None:
         return None
     takes = [

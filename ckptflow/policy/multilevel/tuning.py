@@ -26,11 +26,11 @@ from ckptflow.policy.multilevel.presets import (
 from ckptflow.policy.multilevel.search import (
     PROGRESS_MIN,
     Found,
+    best_on,
     best_pattern,
     climb,
     level_sets,
     no_progress,
-    on_levels,
     thorough,
 )
 from ckptflow.policy.multilevel.surrogate import Surrogate, propose, used_rows
@@ -298,11 +298,7 @@ def _alternatives(
     for used in level_sets(system):
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) != 1:
             continue
-        near = on_levels(system, best.pattern, used)
-        starts = [near, first_order_pattern(system, used)]
-        other = max(
-            (climb(system, start, score=score) for start in starts), key=lambda one: one.score
-        )
+        other = best_on(system, used, best.pattern, score=score)
         found.append(Alternative(chosen, other.pattern, other.efficiency))
     return tuple(sorted(found, key=lambda one: -one.efficiency))
 
