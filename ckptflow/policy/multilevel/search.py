@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import (
+    SEARCHED_MAX,
     best_levels,
     first_order_efficiencies,
     first_order_pattern,
@@ -33,7 +34,6 @@ I64s = NDArray[np.int64]
 Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
 """From levels used, intervals, counts and efficiencies to what is to be as great as may be."""
 
-SEARCHED_MAX = 4096  # Saves of a pattern that a search goes to; its evaluation takes as long.
 PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 
 _STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
@@ -92,7 +92,13 @@ def best_pattern(
     dynamic = best_levels(system).used
     chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
     begin += [first_order_pattern(system, used) for used in chosen]
-    best = _best(system, begin, score)
+    return _onwards(system, _best(system, begin, score), sets, score)
+
+
+def _onwards(
+    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+) -> Found:
+    """Go on to other levels as long as one more or one less is better."""
     while (other := _other_levels(system, best, sets, score)).score > best.score + _ENOUGH:
         best = other
     return best
@@ -102,13 +108,22 @@ def _other_levels(
     system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
 ) -> Found:
     """Return the best with one level more or one less than a pattern has, or that itself."""
-    near = [
-        used
+    found = [
+        best_on(system, used, best.pattern, score=score)
         for used in sets
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
     ]
-    found = [climb(system, on_levels(system, best.pattern, used), score=score) for used in near]
     return max([best, *found], key=lambda one: one.score)
+
+
+def best_on(
+    system: System, used: tuple[bool, ...], near: Pattern, *, score: Score = by_efficiency
+) -> Found:
+    """Return the best on some levels, from a pattern on others and the first-order one."""
+    starts = dict.fromkeys([on_levels(system, near, used), first_order_pattern(system, used)])
+    return max(
+        (climb(system, start, score=score) for start in starts), key=lambda one: one.score
+    )
 
 
 def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Pattern:
@@ -137,8 +152,8 @@ def thorough(
     Raises:
         ConfigError: no configuration makes progress.
     """
-    begin = list(starts)
-    for used in level_sets(system):
+    begin, sets = list(starts), list(level_sets(system))
+    for used in sets:
         middle = first_order_pattern(system, used)
         grid = _grid(middle)
         values = _values(system, used, grid, score)
@@ -148,7 +163,7 @@ def thorough(
         ]
     if not begin:
         raise ConfigError(no_progress(system))
-    return _best(system, begin, score)
+    return _onwards(system, _best(system, begin, score), sets, score)
 
 
 def no_progress(system: System) -> str:
