@@ -11,6 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.reading import Reading
+from ckptflow.checkpointer.steering import PlanChange, Steering
 from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
@@ -46,7 +48,8 @@ from ckptflow.flush import Flushing, parse_flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.capture import Capture
 from ckptflow.policy.interval import parse_interval
-from ckptflow.policy.placement import plan
+from ckptflow.policy.multilevel.rule import MultiLevel
+from ckptflow.policy.placement import Occasion, Placement, plan
 from ckptflow.policy.progress import Decision, Interval
 from ckptflow.policy.retention import Keep
 from ckptflow.store.catalog import Lineage
@@ -69,7 +72,8 @@ class Checkpointer(Reading):
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: ``"auto"`` (the default), steps (100), ``"120s"``,
-            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`.
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`; ``"multilevel"``
+            says where to as well.
         keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
@@ -114,6 +118,10 @@ class Checkpointer(Reading):
             self._objects, capture, self._packing, whole=self._whole(),
             budget_bytes=budget_bytes, on_waited=self._pace.blocked, note=self._note,
         )  # fmt: skip
+        self._steering: Steering | None = None
+        if isinstance(self._interval, MultiLevel):
+            self._steer(self._interval, flush_every or {})
+        self._why = ""  # What the save that is being made is for.
         self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
@@ -195,11 +203,14 @@ class Checkpointer(Reading):
         if state is None and self._objects:
             state = self._objects
         target = None if state is None else {"state": state, "rng": ABSENT}
+        began = time.monotonic()
         restored = self._history.find(target, step=step)
         if self._writer is not None:
             self._start_over()
         self._history.go_on_from(restored)
         self._pace.start(self.restored_step, self._history.pace())
+        if self._steering is not None:
+            self._history.tell(self._steering, restore_s=time.monotonic() - began)
         if restored is None:
             if state is None:
                 raise NotFoundError(
@@ -241,7 +252,10 @@ class Checkpointer(Reading):
         in_flight = int(not self._capturing.is_idle)
         in_flight += self._writer.in_flight if self._writer else 0
         self._pace.step_done(step, in_flight=in_flight)
-        return self._interval.decide(self._pace.progress(step, in_flight=in_flight))
+        progress = self._pace.progress(step, in_flight=in_flight)
+        if self._steering is not None:
+            progress = replace(progress, planned_s=self._steering.planned_s)
+        return self._interval.decide(progress)
 
     def save(
         self, step: int, state: Any = None, *, metrics: Mapping[str, float] | None = None
@@ -280,9 +294,11 @@ class Checkpointer(Reading):
         self._report()
         if self._stop and (reason := self._stop()):
             self._preempt(step, state, metrics, reason)
-        if self.due(step):
-            return self._save(step, state, metrics, last=False)
-        return None
+        decided = self.decide(step)
+        if not decided.due:
+            return None
+        self._why = decided.reason
+        return self._save(step, state, metrics, last=False)
 
     def wait(self, level: int | None = None) -> None:
         """Wait until all saves so far are durable, at ``level`` or above if given.
@@ -389,19 +405,23 @@ class Checkpointer(Reading):
         step, metrics = self._checked_step(step), metrics_of(metrics)
         whole = self._capturing.whole(state_of(state, self._objects))
         writer = self._open_writer()
-        placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
-        goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
+        verdicts = self._placed(step, last=last)
+        chosen = {one.tier for one in verdicts if one.goes}
+        goes_to = [tier for tier in self._lineage.tiers if tier.name in chosen]
         ticket = Ticket(step, tuple(tier.level for tier in goes_to))
+        ticket.why, ticket.placements = self._why or "the task asked for it", tuple(verdicts)
+        self._why = ""
         captured = self._capturing.capturer.capture(
             whole, sparse=writer.has_parent, in_flight_max=self._pace.in_flight
         )
         ticket.choices = captured.choices, captured.snapshot.names
         self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
-        outer, hooks = goes_to[1:], self._hooks(step)
+        first, *outer = goes_to
         request = SaveRequest(
-            ticket=ticket, captured=captured, metrics=metrics, outer=outer, hooks=hooks
-        )
+            ticket=ticket, captured=captured, metrics=metrics,
+            first=first, outer=outer, hooks=self._hooks(step),
+        )  # fmt: skip
         self._capturing.submit(writer, request)
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
@@ -410,9 +430,65 @@ class Checkpointer(Reading):
         """Return the function that makes of a state what a checkpoint of it consists of."""
         return partial(whole_of, rng=self._rng)
 
-    def _hooks(self, step: int) -> Hooks:  # noqa: ARG002
+    def _placed(self, step: int, *, last: bool) -> list[Placement]:
+        """Return the verdict for each tier on where a checkpoint goes."""
+        ordinal = self._pace.saves
+        if self._steering is None:
+            return plan(Occasion(ordinal=ordinal, last=last), self._rules)
+        left = getattr(self._stop, "left_s", None) if last else None
+        return self._steering.place(ordinal, step, last=last, left_s=left() if left else None)
+
+    def _steer(self, rule: MultiLevel, flush_every: Mapping[str, int]) -> None:
+        """Have a plan say when and where, that is made for this task.
+
+        Raises:
+            ConfigError: it was said besides where checkpoints go.
+        """
+        if flush_every:
+            raise ConfigError(
+                f"every='multilevel' says itself which checkpoints go to which tier: leave "
+                f"flush_every={dict(flush_every)} out, or give it a pattern to begin with."
+            )
+        self._steering = Steering(
+            rule,
+            self._lineage.tiers,
+            self._retention,
+            pace=self._pace,
+            told=self._planned,
+        )
+
+    def _planned(self, change: PlanChange) -> None:
+        """Take note of a new plan; called in the thread that made it."""
+        _log.info(
+            "%s: from step %d on a save every %.4g s, %s (%s)",
+            self._lineage.id,
+            change.step,
+            change.plan.interval_s,
+            dict(change.plan.counts),
+            "; ".join(change.plan.reasons),
+        )
+
+    def _kept(self) -> dict[str, Any]:
+        """Return what the next attempt may begin with."""
+        return {**self._pace.kept(), **(self._steering.kept() if self._steering else {})}
+
+    def _hooks(self, step: int) -> Hooks:
         """Return what is to be done around the commit of a save, besides."""
-        return Hooks()
+        steering = self._steering
+        if steering is None:
+            return Hooks()
+
+        def committed(tier: Tier) -> None:
+            steering.copied(step, tier)
+            found = [
+                one for writer in self._writers for one in writer.written if one.step == step
+            ]
+            if found:
+                steering.stored(
+                    step, state_bytes=found[-1].state_bytes, stored_bytes=found[-1].stored_bytes
+                )
+
+        return Hooks(committed=committed, missed=lambda tier: steering.missed(step, tier))
 
     def _checked_step(self, step: int) -> int:
         """Return the step as an int, if a save of it may happen now."""
@@ -441,7 +517,7 @@ class Checkpointer(Reading):
                 retention=self._retention,
                 proven=self._history.proven(),
                 on_durable=self._pace.durable,
-                pace=self._pace.kept,
+                pace=self._kept,
                 flushing=self._flushing,
                 health=self.health,
             )
@@ -453,6 +529,7 @@ class Checkpointer(Reading):
     ) -> None:
         failure: CheckpointError | None = None
         if self.last_step is None or step > self.last_step:
+            self._why = f"the task has to stop: {reason}"
             self._save(step, state, metrics, last=True)
         try:
             self.wait()

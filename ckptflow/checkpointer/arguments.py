@@ -64,6 +64,9 @@ def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[Tier
     names = [tier.name for tier in tiers]
     if unknown := sorted(set(flush_every) - set(names)):
         raise ConfigError(f"flush_every names {unknown[0]!r}; the tiers are {names}.")
+    for name, every in flush_every.items():
+        if every < 1:
+            raise ConfigError(f"Tier {name!r}: every must be 1 or more, got {every}.")
     return [
         TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
     ]

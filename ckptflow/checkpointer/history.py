@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ckptflow.checkpointer.steering import Steering
 from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
 from ckptflow.model import CheckpointId
@@ -126,6 +127,32 @@ class History:
         """Return what the checkpoint that was restored says of the pace of its task."""
         is_own = self.restored is not None and self.restored.base is not None
         return self.restored.base.manifest.pace if is_own else {}  # type: ignore[union-attr]
+
+    def tell(self, steering: Steering, *, restore_s: float) -> None:
+        """Tell what makes plans where this attempt went on from, and what had happened.
+
+        The level from which the newest checkpoint could be had is the class of the failure. An
+        attempt that was stopped in time met none.
+        """
+        tier: Tier | None = None
+        if self.restored is not None:
+            found = self.lineage.valid_of_step(self.restored.id.step)
+            tier = found[0].tiers[0] if found and found[0].tiers else None
+        steering.start(
+            self.pace(),
+            restored_step=self.restored.id.step if self.restored else None,
+            restored_from=tier,
+            restore_s=restore_s,
+            was_failure=self._was_interrupted(),
+        )
+
+    def _was_interrupted(self) -> bool:
+        """Tell whether the attempt before this one ended without having been asked to."""
+        before = [one for one in self.lineage.attempts() if one.attempt != self.attempt]
+        if not before:
+            return False
+        end = before[-1].end
+        return end is None or end.get("outcome") not in {"preempted", "finished"}
 
     def digests(self) -> Mapping[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""

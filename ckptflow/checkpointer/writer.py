@@ -58,6 +58,7 @@ class SaveRequest:
         ticket: who waits for it.
         captured: its structure and bytes; nobody changes them until they are released.
         metrics: numbers from the application.
+        first: the tier to write it to; others are tried if it fails.
         outer: tiers to copy it to afterwards.
         hooks: what else is to be done.
     """
@@ -65,6 +66,7 @@ class SaveRequest:
     ticket: Ticket
     captured: Captured
     metrics: Mapping[str, float]
+    first: Tier
     outer: Sequence[Tier]
     hooks: Hooks
 
@@ -123,7 +125,7 @@ class Writer:
         flushing: Flushing | None = None,
     ) -> None:
         self._lineage, self._attempt, self._capturer = lineage, attempt, capturer
-        self._bases = dict(bases)
+        self._bases, self._first = dict(bases), lineage.tiers[0]
         self._on_durable, self._pace, self._record_resume = on_durable, pace, record_resume
         self._health = health
         self._runners: dict[str, Runner] = {}  # By the name of the tier.
@@ -163,12 +165,13 @@ class Writer:
         """Whether the next save will probably be written against a checkpoint."""
         if self.in_flight:
             return True
-        tiers = self._health.in_order(self._lineage.tiers)
+        tiers = self._health.in_order(self._from(self._first))
         return bool(tiers) and tiers[0].name in self._bases
 
     def submit(self, request: SaveRequest) -> None:
         """Queue a save."""
         self._submitted += 1
+        self._first = request.first
         self._requests.put(request)
 
     def settle(self) -> None:
@@ -195,14 +198,14 @@ class Writer:
                 tier, base, duration_s = self._write_and_keep(request)
                 self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
-                self._fail(request.ticket, error)
+                self._fail_save(request, error)
             except Exception as error:  # noqa: BLE001 - the boundary of this thread
                 step = request.ticket.step
                 broken = CheckpointError(
                     f"{self._lineage.id}: the save of step {step} broke: {error!r}"
                 )
                 broken.__cause__ = error
-                self._fail(request.ticket, broken)
+                self._fail_save(request, broken)
             finally:
                 self._finished += 1
                 if self._capturer.is_short:  # Who asked meanwhile got nothing.
@@ -211,7 +214,12 @@ class Writer:
     def reject(self, request: SaveRequest, error: CheckpointError) -> None:
         """Take note that a save that was submitted could not even be captured."""
         request.captured.release()
+        self._fail_save(request, error)
+
+    def _fail_save(self, request: SaveRequest, error: CheckpointError) -> None:
         self._fail(request.ticket, error)
+        for tier in request.outer:
+            request.hooks.missed(tier)
 
     def make_room(self) -> None:
         """Give up what is kept in memory of earlier saves: the next one needs room."""
@@ -234,7 +242,7 @@ class Writer:
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
-        tiers, failures = self._lineage.tiers, list[TierError]()
+        tiers, failures = self._from(request.first), list[TierError]()
         incomplete: IncompleteSnapshot | None = None
         for tier in self._health.in_order(tiers):
             if self._runner(tier).is_stuck:
@@ -262,6 +270,10 @@ class Writer:
         if not failures:
             raise TierUnavailable("Every tier hangs: see the warnings before.")
         raise failures[-1]
+
+    def _from(self, first: Tier) -> list[Tier]:
+        """Return the tiers in the order in which a save is tried on them."""
+        return [first, *(tier for tier in self._lineage.tiers if tier is not first)]
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
         runner, base = self._runner(tier), self._bases.get(tier.name)
@@ -446,6 +458,7 @@ class Writer:
             hooks.committed(target)
             ticket.mark_durable(target.level)
             return
+        hooks.missed(target)
         if not isinstance(error.__cause__, TierError):
             self._fail(ticket, error, target.level)  # No fault of the target.
             return

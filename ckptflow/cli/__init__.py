@@ -13,6 +13,7 @@ import typer
 import ckptflow
 from ckptflow.cli import (
     again,
+    calibrating,
     cleaning,
     doctor,
     flushing,
@@ -91,6 +92,7 @@ app.command("copy")(moving.copy_command)
 app.command("archive")(moving.archive_command)
 app.command("import")(moving.import_command)
 app.command("doctor")(doctor.doctor)
+app.command("calibrate")(calibrating.calibrate)
 app.command("demo")(runs.demo)
 
 

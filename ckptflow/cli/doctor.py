@@ -24,6 +24,9 @@ from ckptflow.cli.exit_codes import ExitCode
 from ckptflow.cli.naming import SiteOption, StoreOption
 from ckptflow.cli.output import JsonOption
 from ckptflow.data import backend, digest
+from ckptflow.errors import CheckpointError
+from ckptflow.plan.calibration import find_calibration
+from ckptflow.site import load_site
 from ckptflow.tiers.probe import Probe, probe
 from ckptflow.units import format_bytes, format_seconds
 
@@ -74,7 +77,11 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that the doctor found. ``no_tiers`` says why no tier was tried."""
+    """All that the doctor found.
+
+    ``no_tiers`` says why no tier was tried; ``calibration`` what was measured of the site that
+    was named, and ``stale`` why that is not to be trusted any more.
+    """
 
     python: str
     platform: str
@@ -85,6 +92,8 @@ class Findings:
     packages: dict[str, str | None]
     tiers: tuple[Probe, ...]
     no_tiers: str
+    calibration: str
+    stale: tuple[str, ...]
 
 
 @output.reports_errors
@@ -97,9 +106,11 @@ def doctor(
     """Say what works on this machine, and try the tiers out.
 
     The tiers are those of --store, of --site, or of the default store if there is one.
-    One MiB is written to each, read back and deleted.
+    One MiB is written to each, read back and deleted. Of a site that is named it also says
+    whether it was calibrated, and whether that still holds.
     """
     tiers, reason = naming.tiers_to_probe(store, site)
+    calibration, stale = find_stored(site) if site else ("", ())
     findings = Findings(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -110,11 +121,32 @@ def doctor(
         packages=versions(),
         tiers=tuple(probe(tier) for tier in tiers),
         no_tiers=reason,
+        calibration=calibration,
+        stale=stale,
     )
     output.show(findings, lambda console: _print(console, findings), as_json=json_output)
     if any(one.problem for one in findings.tiers):
         return ExitCode.STORAGE
     return ExitCode.OK if findings.core.agrees else ExitCode.FAILED
+
+
+def find_stored(site: str) -> tuple[str, tuple[str, ...]]:
+    """Return what is to be said of a site's calibration, and why it is not to be trusted.
+
+    What cannot be read is no failure of this machine: it can be measured again.
+    """
+    chosen = load_site(site, purpose="tiers")
+    again = f"ckptflow calibrate --site {site}"
+    try:
+        found = find_calibration(chosen)
+    except CheckpointError as error:
+        return "cannot be used", (str(error), f"Measure again: {again}")
+    if found is None:
+        return f"none; to measure: {again}", ()
+    names = ", ".join(one.tier.name for one in found.tiers)
+    text = f"{found.date:%Y-%m-%d %H:%M} UTC on {found.host}: {names}"
+    reasons = found.stale(chosen)
+    return text, (*reasons, f"Measure again: {again}") if reasons else ()
 
 
 def check_core() -> Core:
@@ -191,6 +223,7 @@ def _print(console: Console, found: Findings) -> None:
         ("not installed", ", ".join(name for name, text in packages.items() if not text)),
         *[row for one in found.tiers for row in _tier_rows(one)],
         ("tier", found.no_tiers),
+        ("calibration", found.calibration),
     ]
     for name, text in rows:
         if text:
@@ -199,6 +232,9 @@ def _print(console: Console, found: Findings) -> None:
     for one in found.tiers:
         if one.problem:
             console.print(Text(f"tier {one.tier!r}: {one.problem}", style="red"))
+    if found.stale:
+        text = f"calibration is stale: {' '.join(found.stale)}"
+        console.print(Text(text, style="yellow"))
 
 
 def _tier_rows(one: Probe) -> list[tuple[str, str]]:

@@ -140,6 +140,11 @@ def tiers_to_probe(
     return [], "none tried: name one with --store or --site"
 
 
+def site_named(site: str | None) -> str:
+    """Return the site of an option, or of the environment, or else the usual one."""
+    return site or os.environ.get(SITE_VARIABLE) or DEFAULT_SITE
+
+
 def _with_environment(
     stores: Sequence[str | Path] | None, site: str | None
 ) -> tuple[Sequence[str | Path], str | None]:

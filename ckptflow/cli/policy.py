@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ckptflow.cli import output
+from ckptflow.cli.explaining import explain
 from ckptflow.cli.output import JsonOption
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.presets import PRESETS, Aim
@@ -21,6 +22,8 @@ from ckptflow.units import format_seconds
 policy = typer.Typer(
     help="The multi-level policy: when to save, and to which tiers.", no_args_is_help=True
 )
+
+policy.command("explain")(explain)
 
 _SYSTEMS_MIN = 100  # With fewer there is nothing to hold out.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from ckptflow.cli import output, tuning_text
-from ckptflow.cli.naming import DEFAULT_SITE, SITE_VARIABLE
+from ckptflow.cli.naming import site_named
 from ckptflow.cli.output import JsonOption
 from ckptflow.cli.runs import SetOption, SiteOption, StoreOption, UserOption
 from ckptflow.cli.tuning_options import (
@@ -31,9 +30,10 @@ from ckptflow.cli.tuning_options import (
     WritersOption,
 )
 from ckptflow.errors import ConfigError
+from ckptflow.plan.calibration import find_calibration
 from ckptflow.plan.met import Comparison, Met, compared
 from ckptflow.plan.site_lines import site_lines
-from ckptflow.plan.sources import Measured, parse_tier
+from ckptflow.plan.sources import parse_tier
 from ckptflow.plan.tune import Answer, Request, reaction_of, tune_site, workload_of
 from ckptflow.policy.multilevel.surrogate import shipped
 from ckptflow.site import Site, load_site
@@ -73,7 +73,7 @@ def tune_command(
     Ends with 1 if no configuration makes progress.
     """
     met, chosen = _met(run, site, store, user, settings)
-    measured = _calibration(chosen)
+    measured = find_calibration(chosen)
     request = Request(
         workload=workload_of(
             chosen,
@@ -134,9 +134,8 @@ def _met(
             raise ConfigError(
                 "--store says where a run is: name the run, too, or leave it out."
             )
-        name = site or os.environ.get(SITE_VARIABLE) or DEFAULT_SITE
         overrides = dict(parse_setting(text) for text in settings or ())
-        return None, load_site(name, user=user, overrides=overrides, purpose="show")
+        return None, load_site(site_named(site), user=user, overrides=overrides, purpose="show")
     if user is not None or settings:
         raise ConfigError("--user and --set are for a site alone; a run has its own.")
     from ckptflow.workflow.seeing.met import met_by
@@ -145,18 +144,6 @@ def _met(
     name, _, task = run.partition("/")
     place = find_run(name, site=site, store=store)
     return met_by(place.story(manifests=False), task or None), place.site
-
-
-def _calibration(site: Site) -> Measured | None:
-    """Return what was measured of a site, if it was."""
-    try:
-        from ckptflow.plan.calibration import (  # type: ignore[import-not-found, unused-ignore]
-            find_calibration,
-        )
-    except ImportError:
-        return None
-    found: Measured | None = find_calibration(site)
-    return found
 
 
 def _state_bytes(state: str | None, met: Met | None) -> float:

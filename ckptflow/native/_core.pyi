@@ -1,13 +1,13 @@
 # The compiled core; ckptflow.data.backend says what its functions do.
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.data.buffers import Bytes, I64s, U32s, U64s
 
-F64s = NDArray[np.float64]
+F64s: TypeAlias = NDArray[np.float64]
 
 def variants() -> tuple[str, ...]: ...
 def digest_chunks(

@@ -11,6 +11,7 @@ namespace levels {
 
 constexpr int kMax = 5;
 constexpr std::int64_t kPositionsMax = std::int64_t{1} << 17;
+constexpr double kEndingsMax = 1 << 22;  // In the tables of an exact evaluation: 200 MB.
 
 struct Level {
     double rate;          // Of failures that need this level, per second.
@@ -40,7 +41,8 @@ struct Pattern {
         return sum;
     }
 
-    // Fills in lags and segments. False if more copies would be on their way than may be.
+    // Fills in lags and segments. False if more copies would be on their way than may be, or than
+    // tables have room for.
     bool prepare() {
         const double nominal = interval + level[0].blocked;
         std::int64_t lag = 0;
@@ -54,6 +56,12 @@ struct Pattern {
             if (one.lag > one.in_flight * one.every) return false;
         }
         const std::int64_t count_all = positions();
+        double endings = 0;
+        for (int at = 0; at < count; at++) {
+            endings += static_cast<double>(count_all / level[at].every) *
+                       static_cast<double>(level[at].every + level[at].lag + 2);
+        }
+        if (endings > kEndingsMax) return false;
         segment.assign(static_cast<std::size_t>(count_all), 0);
         top.assign(static_cast<std::size_t>(count_all), 0);
         for (std::int64_t position = 0; position < count_all; position++) {

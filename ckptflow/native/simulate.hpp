@@ -1,7 +1,7 @@
 // Simulates a pattern of checkpoints, failure by failure, with what has no exact evaluation.
 //
 // Written as the story goes, copy by copy, and on purpose not by the insight of renewal.hpp, so
-// that each is a check of the other. Failures of each class come from a stream of random numbers of
+// that each is a check of the other. Failures of each law come from a stream of random numbers of
 // their own, at times that do not depend on the pattern: with one seed all patterns meet the same.
 #pragma once
 
@@ -35,6 +35,7 @@ struct Law {
     double shape = 1;  // Of a Weibull distribution; 1: without memory.
     const double *times = nullptr;
     std::size_t time_count = 0;
+    int klass = 0;     // Place of the level that these failures need.
 };
 
 class Arrivals {
@@ -68,15 +69,16 @@ struct Surroundings {
     double notice = 0;          // How long before it is taken away an allocation is told.
     std::int64_t spares = -1;   // Nodes in reserve; negative: enough.
     double repair = 0;          // From the loss of a node until it is a spare again; 0: never.
-    int node_class = kMax;      // From this place on failures take a node,
-    int allocation_class = kMax;  // and from this one the allocation.
+    int node_law = kMax;        // From this law on failures take a node,
+    int allocation_law = kMax;  // and from this one the allocation.
     std::int64_t capacity = 0;  // Checkpoints that fit on the innermost level.
+    int taken_class = 0;        // Class of the failure that a preemption is without notice.
 };
 
 // One row of results: what happened while the frontier moved on by a number of positions.
 struct Account {
     double elapsed, useful, blocked, interference, again, recovery, waiting;
-    double failures[kMax + 1];  // The last: preemptions.
+    double failures[kMax + 1];  // By law; the last: preemptions.
     double copies[kMax];        // Begun.
     double planned_stops, abandoned, events;
 };
@@ -84,11 +86,14 @@ constexpr std::size_t kAccountColumns = sizeof(Account) / sizeof(double);
 
 class Simulation {
   public:
-    Simulation(const Pattern &pattern, const Law *laws, const Law &preemptions,
+    Simulation(const Pattern &pattern, const Law *laws, int law_count, const Law &preemptions,
                const Surroundings &around, std::uint64_t seed)
         : pattern_(pattern), around_(around), chance_(mixed(seed, 100)),
           spares_(around.spares), preemptions_(preemptions, mixed(seed, 99)) {
-        for (int at = 0; at < pattern.count; at++) arrivals_.emplace_back(laws[at], mixed(seed, at));
+        for (int at = 0; at < law_count; at++) {
+            classes_.push_back(laws[at].klass);
+            arrivals_.emplace_back(laws[at], mixed(seed, at));
+        }
         look_ahead();
         allocation_ends_ = around_.walltime > 0 ? around_.walltime : kNever;
     }
@@ -119,13 +124,18 @@ class Simulation {
 
     void look_ahead() {
         next_ = kNever;
-        next_class_ = -1;
-        for (int klass = 0; klass < pattern_.count; klass++) {
-            if (arrivals_[static_cast<std::size_t>(klass)].next() < next_) {
-                next_ = arrivals_[static_cast<std::size_t>(klass)].next();
-                next_class_ = klass;
+        for (std::size_t law = 0; law < arrivals_.size(); law++) {
+            if (arrivals_[law].next() < next_) {
+                next_ = arrivals_[law].next();
+                next_law_ = law;
             }
         }
+    }
+
+    // Lets a failure pass that meets nothing.
+    void miss() {
+        arrivals_[next_law_].pass();
+        look_ahead();
     }
 
     // Computes one segment, or is interrupted in it.
@@ -133,10 +143,14 @@ class Simulation {
         account_->events++;
         const std::size_t place = static_cast<std::size_t>(position_ % pattern_.positions());
         double left = pattern_.segment[place];
-        while (true) {
+        while (account_->events < events_max_) {
             const double stops = allocation_ends_ - around_.stop;
             const double next = std::min(std::min(next_, stops), preemptions_.next());
-            if (now_ + left <= next) break;
+            if (now_ + left <= next) {
+                now_ += left;
+                arrive(place);
+                return;
+            }
             const double done = std::max(0.0, next - now_);
             now_ += done;
             if (next_ <= next) {
@@ -151,8 +165,6 @@ class Simulation {
                 return;
             }
         }
-        now_ += left;
-        arrive(place);
     }
 
     void arrive(std::size_t place) {
@@ -210,20 +222,23 @@ class Simulation {
     }
 
     void fail() {
-        const int klass = next_class_;
-        take_failure(klass);
-        go_back(recovered(klass));
+        go_back(recovered(take_failure()));
     }
 
-    void take_failure(int klass) {
-        account_->failures[klass]++;
+    // The failure that is next happens; returns its class.
+    int take_failure() {
+        const int law = static_cast<int>(next_law_), klass = classes_[next_law_];
+        account_->failures[law]++;
         account_->events++;
-        arrivals_[static_cast<std::size_t>(klass)].pass();
-        look_ahead();
-        if (klass >= around_.allocation_class && around_.walltime > 0) {
+        miss();
+        if (law >= around_.allocation_law && around_.walltime > 0) {
             allocation_ends_ = now_ + around_.walltime;
         }
-        if (klass < around_.node_class || around_.spares < 0) return;
+        if (law >= around_.node_law && around_.spares >= 0) replace_node();
+        return klass;
+    }
+
+    void replace_node() {
         if (around_.repair > 0) repaired_.push_back(now_ + around_.repair);
         while (!repaired_.empty() && repaired_.front() <= now_) {
             repaired_.pop_front();
@@ -245,10 +260,7 @@ class Simulation {
     void pause(double seconds) {
         now_ += seconds;
         account_->waiting += seconds;
-        while (next_ <= now_) {
-            arrivals_[static_cast<std::size_t>(next_class_)].pass();
-            look_ahead();
-        }
+        while (next_ <= now_) miss();
     }
 
     // Recovers from a failure of a class; returns the class that it was at last.
@@ -266,8 +278,7 @@ class Simulation {
             }
             account_->recovery += next_ - now_;
             now_ = next_;
-            const int met = next_class_;
-            take_failure(met);
+            const int met = take_failure();
             if (met > klass) {
                 klass = met;
             } else if (met == klass && klass < pattern_.count - 1 &&
@@ -313,8 +324,7 @@ class Simulation {
         }
         account_->again += done;
         pause(around_.queue);
-        const int klass = std::min(around_.allocation_class, pattern_.count - 1);
-        go_back(recovered(klass));
+        go_back(recovered(around_.taken_class));
         allocation_ends_ = around_.walltime > 0 ? now_ + around_.walltime : kNever;
         skip();
         return false;
@@ -322,10 +332,7 @@ class Simulation {
 
     // What was to happen while nothing ran meets nothing.
     void skip() {
-        while (next_ <= now_) {
-            arrivals_[static_cast<std::size_t>(next_class_)].pass();
-            look_ahead();
-        }
+        while (next_ <= now_) miss();
         while (preemptions_.next() <= now_) preemptions_.pass();
         if (around_.walltime <= 0) allocation_ends_ = kNever;
     }
@@ -334,6 +341,7 @@ class Simulation {
     Surroundings around_;
     Random chance_;
     std::int64_t spares_;
+    std::vector<int> classes_;  // Of the failures of each law.
     std::vector<Arrivals> arrivals_;
     Arrivals preemptions_;
     std::deque<double> repaired_;
@@ -341,7 +349,7 @@ class Simulation {
     std::int64_t newest_[kMax] = {};
     std::int64_t position_ = 0, frontier_ = 0;
     double now_ = 0, next_ = kNever, allocation_ends_ = kNever, events_max_ = 0;
-    int next_class_ = -1;
+    std::size_t next_law_ = 0;
     Account *account_ = nullptr;
 };
 

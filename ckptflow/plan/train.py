@@ -1,7 +1,7 @@
 """Train the surrogate of the multi-level policy: random systems, exact labels, scikit-learn.
 
-Labels come from exact evaluation and not from simulation: the two agree, and the former has no noise
-and takes a thousandth of the time. Needs ``pip install 'ckptflow[plan]'``.
+Labels come from exact evaluation and not from simulation: the two agree, and the former has no
+noise and takes a thousandth of the time. Needs ``pip install 'ckptflow[plan]'``.
 ``tests/unit/test_multilevel_surrogate.py`` trains a small one.
 """
 
@@ -34,7 +34,7 @@ _LEAST = 0.02  # Of an efficiency that is learned from.
 
 @dataclass(frozen=True)
 class Samples:
-    """Features, first-order wastes and efficiencies of patterns; and which system each is of."""
+    """Features, first-order wastes and efficiencies of patterns, and the system of each."""
 
     inputs: F64s
     waste: F64s
@@ -43,7 +43,7 @@ class Samples:
 
 
 def random_system(rng: np.random.Generator) -> System:
-    """Return a system of 1 to 5 levels, over all the range in which the surrogate is to serve."""
+    """Return a system of 1 to 5 levels, anywhere in the range that a surrogate serves."""
     count = int(rng.integers(1, LEVELS_MAX + 1))
     mtbf_s = 10 ** rng.uniform(1.0, 4.5)  # In units of a save to the innermost level.
     shares = rng.dirichlet(np.full(count, rng.choice([0.4, 1.0])))
@@ -141,17 +141,20 @@ def train(
     low, high = inputs.min(axis=0), inputs.max(axis=0)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
     scaled = (inputs - mean) / scale
-    # What a wrong answer costs: the error of the efficiency is that of the logarithm times this.
+    # What a wrong answer costs: the efficiency is wrong by this times the logarithm's error.
     stretch = -np.log(samples.efficiency)
     matters = samples.efficiency * stretch + 0.02
     began = time.process_time()
     told("a neural network")
     network = MLPRegressor(
-        hidden_layer_sizes=(64, 48), activation="tanh", early_stopping=True, n_iter_no_change=6, tol=1e-6,
-        max_iter=60, batch_size=min(512, len(inputs)), learning_rate_init=2e-3, alpha=1e-6, random_state=seed,
+        hidden_layer_sizes=(64, 48), activation="tanh", alpha=1e-6, learning_rate_init=2e-3,
+        batch_size=min(512, len(inputs)), max_iter=60, early_stopping=True, n_iter_no_change=6,
+        tol=1e-6, random_state=seed,
     )  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # 60 rounds are enough, or shown not to be.
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # 60 rounds are enough, or shown not to be.
         network.fit(scaled[~held], wanted[~held], sample_weight=matters[~held])
     told("boosted trees")
     trees = HistGradientBoostingRegressor(
@@ -207,7 +210,9 @@ def _trees(model: Any) -> Trees:
         root=starts[:-1].astype(np.int64),
         feature=np.where(leaf, 0, together["feature_idx"]).astype(np.int64),
         # Rounded up: a value that went left in training goes left here.
-        threshold=np.nextafter(together["num_threshold"].astype(np.float32), np.float32(np.inf)).astype(np.float64),
+        threshold=np.nextafter(
+            together["num_threshold"].astype(np.float32), np.float32(np.inf)
+        ).astype(np.float64),
         left=np.where(leaf, own, together["left"] + offset).astype(np.int64),
         right=np.where(leaf, own, together["right"] + offset).astype(np.int64),
         value=np.where(leaf, together["value"], 0.0).astype(np.float32).astype(np.float64),

@@ -20,6 +20,7 @@ from decimal import Decimal
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.single_level import daly_interval_s
+from ckptflow.policy.multilevel.rule import parse_multilevel
 from ckptflow.policy.progress import Decision, Interval, Progress
 from ckptflow.policy.tuned import Tuned, check_fraction, check_mtbf, nothing_new, percent
 from ckptflow.units import format_seconds, parse_seconds
@@ -153,7 +154,9 @@ DEFAULT_INTERVAL = Tuned()
 
 _STEPS = re.compile(r"(-?\d+)\s*(?:steps?)?")
 _PERCENT = re.compile(r"overhead\s*<=\s*([0-9]+(?:\.[0-9]+)?)\s*%")
-_FORMS: str = "'auto', 'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h' or 'never'"
+_FORMS: str = (
+    "'auto', 'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h', 'multilevel' or 'never'"
+)
 
 
 def parse_interval(interval: str | int | Interval | None) -> Interval:
@@ -180,6 +183,8 @@ def _parse(text: str) -> Interval:
     body = text.strip()
     if body == "never":
         return Never()
+    if (planned := parse_multilevel(body)) is not None:
+        return planned
     first, *options = (part.strip() for part in body.split(","))
     if first == "auto":
         return _tuned(options, text)

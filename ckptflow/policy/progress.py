@@ -30,6 +30,7 @@ class Progress:
     in_flight: int = 0  # Saves that are not durable yet.
     in_flight_limit: int = 1  # How many there may be before a save has to wait for one.
     profile: Profile = field(default_factory=Profile)
+    planned_s: float | None = None  # Computing time between saves that a multi-level plan has.
 
 
 @runtime_checkable

@@ -20,11 +20,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.checkpointer.hooks import Hooks
+from ckptflow.checkpointer.steering import PlanChange
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.store.origin import origin
 from ckptflow.tiers.tier import Tier
@@ -159,8 +161,28 @@ class TellingCheckpointer(Checkpointer):
             step=ticket.step,
             blocked_s=blocked_s,
             total_steps=self.total_steps,
+            why=ticket.why,
+            placements=[
+                {"tier": one.tier, "level": one.level, "goes": one.goes, "reason": one.reason}
+                for one in ticket.placements
+            ],
         )
         return ticket
+
+    def _planned(self, change: PlanChange) -> None:
+        super()._planned(change)
+        made, before = change.plan, change.before
+        self._tell(
+            "policy-planned",
+            step=change.step,
+            interval_s=float(f"{made.interval_s:.6g}"),
+            counts=dict(made.counts),
+            before_interval_s=float(f"{before.interval_s:.6g}") if before else None,
+            before_counts=dict(before.counts) if before else None,
+            efficiency=round(made.efficiency, 6),
+            rates_per_s=[float(f"{one:.4g}") for one in made.rates.per_s],
+            reasons=list(made.reasons),
+        )
 
     def _hooks(self, step: int) -> Hooks:
         hooks, attempt = super()._hooks(step), self.attempt
@@ -181,7 +203,7 @@ class TellingCheckpointer(Checkpointer):
                 **fields,
             )
 
-        return Hooks(before_commit=hooks.before_commit, committed=committed)
+        return replace(hooks, committed=committed)
 
     def _written_fields(self, step: int) -> dict[str, Any]:
         """Return what a save came to; the writer notes it before it tells of the commit."""

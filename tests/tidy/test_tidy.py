@@ -63,7 +63,7 @@ MAY_CATCH_ALL = {
     "ckptflow/workflow/globus_compute/worker.py",
     "ckptflow/workflow/external/running.py",
     "ckptflow/workflow/external/stopping.py",
-    "ckptflow/workflow/blocks/checking.py",
+    "ckptflow/workflow/blocks/there.py",
     "ckptflow/workflow/memo.py",
     "ckptflow/workflow/portable.py",
     "ckptflow/workflow/ranks/program.py",

@@ -1,10 +1,11 @@
 """First-order optima: where a search begins, and what it is compared with.
 
-A. Benoit, A. Cavelan, V. Le Fèvre, Y. Robert, H. Sun, "Towards optimal multi-level checkpointing",
-IEEE Transactions on Computers 66 (7), 2017: the least overhead is the sum over the levels of
-sqrt(2 * rate * cost), with nested patterns, and dynamic programming finds the levels to use.
-Here the cost of a level is what a checkpoint there takes from the application: blocked time, and
-what computing is slower meanwhile. ``tests/unit/test_multilevel_closed_form.py``.
+A. Benoit, A. Cavelan, V. Le Fèvre, Y. Robert, H. Sun, "Towards optimal multi-level
+checkpointing", IEEE Transactions on Computers 66 (7), 2017: the least overhead is the sum over
+the levels of sqrt(2 * rate * cost), with nested patterns, and dynamic programming finds the
+levels to use. Here the cost of a level is what a checkpoint there takes from the application:
+blocked time, and what computing is slower meanwhile.
+``tests/unit/test_multilevel_closed_form.py``.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.system import POSITIONS_MAX, Pattern, System
+from ckptflow.policy.multilevel.system import Pattern, System
 
 F64s = NDArray[np.float64]
+
+SEARCHED_MAX = 1024  # Saves of a pattern that is looked for; its evaluation takes as long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,16 @@ def best_levels(system: System) -> FirstOrder:
     # best[k]: levels up to k, with k used and all failures up to its class covered.
     best: list[tuple[float, tuple[int, ...]]] = []
     for here in range(len(rates)):
-        ways = [(0.0, (), -1, system.blocked_s)]  # As the innermost: every save is its own.
+        # Overhead before, levels before, the last of them, and what every save takes.
+        ways: list[tuple[float, tuple[int, ...], int, float]] = []
+        ways.append((0.0, (), -1, system.blocked_s))  # As the innermost: every save is its own.
         ways += [(best[at][0], best[at][1], at, 0.0) for at in range(here)]
         total, kept = min(
-            (before + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * (costs[here] + more)), used)
+            (
+                before
+                + math.sqrt(2 * math.fsum(rates[at + 1 : here + 1]) * (costs[here] + more)),
+                used,
+            )
             for before, used, at, more in ways
         )
         best.append((total, (*kept, here)))
@@ -65,7 +74,8 @@ def best_levels(system: System) -> FirstOrder:
 def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
     """Return the first-order optimum on some levels: Young's period for each, nested.
 
-    A level whose copies cost nothing gets them back to back.
+    A level whose copies cost nothing gets them back to back. The interval is no shorter than
+    copies to the innermost level allow.
 
     Raises:
         ConfigError: no level is used.
@@ -80,13 +90,17 @@ def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
     if not 0 < interval_s < math.inf:  # Nothing fails there, or it is free: the next will say.
         finite = [period for period in periods if 0 < period < math.inf]
         interval_s = min(finite, default=max(part.levels[0].latency_s, 1.0))
+    first = part.levels[0]
+    arrives_s = first.latency_s / first.in_flight - first.blocked_s - part.blocked_s
+    # Lags are cut off at the last bits; a little longer is safe.
+    interval_s = max(interval_s, arrives_s * (1 + 1e-9))
     counts: list[int] = []
     for period, level in zip(periods, part.levels, strict=True):
         before = counts[-1] if counts else 1
         least = math.ceil(level.latency_s / (interval_s * level.in_flight))
         ratio = max(period / interval_s, least, 1.0) / before if counts else 1.0
-        counts.append(before * max(1, round(min(ratio, POSITIONS_MAX / before / 2))))
-        while counts[-1] < least and counts[-1] * 2 <= POSITIONS_MAX and len(counts) > 1:
+        counts.append(before * max(1, round(min(ratio, SEARCHED_MAX / before))))
+        while counts[-1] < least and counts[-1] + before <= SEARCHED_MAX and len(counts) > 1:
             counts[-1] += before
     return Pattern(interval_s, spread(used, counts))
 
@@ -99,7 +113,9 @@ def spread(used: Sequence[bool], counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(next(rest)) if is_used else 0 for is_used in used)
 
 
-def first_order_efficiencies(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s:
+def first_order_efficiencies(
+    system: System, interval_s: F64s, every: NDArray[np.int64]
+) -> F64s:
     """Return 1 - waste, to first order, of patterns that use all levels of a system.
 
     Good to about 0.003 while the waste is below 0.13, and far too low beyond that.

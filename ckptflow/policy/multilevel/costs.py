@@ -1,10 +1,9 @@
 """From bytes to times: what saves and restores cost on each level.
 
-A save blocks for its capture, and its copy is durable on the innermost level when it is encoded and
-written. From there it goes to all other levels at once, in the background: each tier has a lane of
-its own. What is written is the changed part of the state, as compression leaves it; what is restored
-is all of it.
-``tests/unit/test_multilevel_costs.py``.
+A save blocks for its capture, and its copy is durable on the innermost level when it is encoded
+and written. From there it goes to all other levels at once, in the background: each tier has a
+lane of its own. What is written is the changed part of the state, as compression leaves it;
+what is restored is all of it. ``tests/unit/test_multilevel_costs.py``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Expected efficiency of patterns, exactly, for failures without memory.
 
-The model and the insight that makes it cheap stand in docs/design/014-multilevel-policy.md. It is
-computed by the native core, or else, some hundred times slower, by
-`ckptflow.policy.multilevel.renewal`; ``tests/unit/test_multilevel_exact.py`` holds both against a
-Markov chain that knows nothing of the insight, and against simulation.
+The model and the insight that makes it cheap stand in docs/design/014-multilevel-policy.md. It
+is computed by the native core, or else, some hundred times slower, by
+`ckptflow.policy.multilevel.renewal`; ``tests/unit/test_multilevel_exact.py`` holds both against
+a Markov chain that knows nothing of the insight, and against simulation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ F64s = NDArray[np.float64]
 try:
     from ckptflow.native import _core
 except ImportError:  # No compiler was there.
-    _core = None  # type: ignore[assignment]
+    HAS_CORE = False
+else:
+    HAS_CORE = True
 
 
 def efficiency(system: System, pattern: Pattern) -> float:
     """Return useful computing time over elapsed time, in the long run: 0 to 1.
 
     0 if the pattern makes no progress to speak of, if more copies would be on their way than
-    may be, or if it leaves failures out that the system could survive, and `System.work_s` is
-    not known. If it is, these begin the task again, as do those that nothing survives.
+    may be (or than 200 MB of tables hold), or if it leaves failures out that the system could
+    survive and `System.work_s` is not known. If it is, these begin the task again, as do those
+    that nothing survives; without it, the latter are not counted.
 
     Raises:
         ConfigError: the pattern is of another number of levels.
@@ -61,7 +64,11 @@ def efficiencies(
     left_out = part.lost_rate_per_s > system.lost_rate_per_s
     if left_out and system.work_s is None:
         return np.zeros(len(interval_s))
-    found = _of_used(part, np.ascontiguousarray(interval_s), np.ascontiguousarray(every))
+    found = _of_used(
+        part,
+        np.ascontiguousarray(interval_s, dtype=np.float64),  # The core reads nothing else.
+        np.ascontiguousarray(every, dtype=np.int64),
+    )
     if part.lost_rate_per_s and system.work_s is not None:
         return _begun_again(found, part.lost_rate_per_s, system.work_s)
     return found
@@ -69,7 +76,7 @@ def efficiencies(
 
 def _of_used(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s:
     rows, out = level_rows(system), np.zeros(len(interval_s))
-    if _core is not None:
+    if HAS_CORE:
         _core.pattern_efficiencies(rows, interval_s, every, out)
         return out
     for at, counts in enumerate(every):
@@ -80,8 +87,8 @@ def _of_used(system: System, interval_s: F64s, every: NDArray[np.int64]) -> F64s
 def _begun_again(found: F64s, lost_rate_per_s: float, work_s: float) -> F64s:
     """Return efficiencies of a task that failures begin again.
 
-    Without them it takes ``work / efficiency``, taken for certain since it is long; with them the
-    time until so long a stretch is met without one is (e^(rate * time) - 1) / rate.
+    Without them it takes ``work / efficiency``, taken for certain since it is long; with them
+    the time until so long a stretch is met without one is (e^(rate * time) - 1) / rate.
     """
     with np.errstate(divide="ignore", over="ignore"):
         stretch = np.where(found > 0, lost_rate_per_s * work_s / found, np.inf)

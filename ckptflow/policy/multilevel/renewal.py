@@ -1,8 +1,8 @@
 """Exact evaluation of one pattern without the native core: the same tables, by NumPy.
 
-A step of all processes of a level is taken at once; see ``native/renewal.hpp``, whose words these
-are: a *process* (level, base) with its table of expected time and probabilities of each *ending*
-by distance.
+A step of all processes of a level is taken at once; see ``native/renewal.hpp``, whose words
+these are: a *process* (level, base) with its table of expected time and probabilities of each
+*ending* by distance.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
 
+_ENDINGS_MAX = 1 << 22  # In all tables; as in the core.
 _SECONDS = 0  # Column of an ending: expected time; column 1 + c: probability of class c.
 
 
@@ -67,18 +68,18 @@ def _prepared(rows: F64s, interval_s: float, every: I64s) -> _Levels | None:
     rate, blocked, latency, interference, recovery, escalation, second, flying = rows.T
     nominal = interval_s + blocked[0]
     lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12))).astype(np.int64)
-    if (lag > flying * every).any():
+    width = every + lag + 2
+    if (lag > flying * every).any() or (every[-1] // every * width).sum() > _ENDINGS_MAX:
         return None
     start = np.arange(int(every[-1]))
     segment = np.full(len(start), interval_s)
     for at in range(len(rate)):
         segment += np.where((start + 1) % every[at] == 0, blocked[at], 0.0)
         if latency[at] > 0:
-            for age in range(0, int(lag[at]) + 1):
+            for age in range(int(lag[at])):
                 begin = age * nominal
                 part = max(0.0, min(latency[at], begin + nominal) - begin)
-                mine = (age - start) % every[at] == 0
-                segment += np.where(mine, part * interference[at] * (age < lag[at]), 0.0)
+                segment += np.where((age - start) % every[at] == 0, part * interference[at], 0)
     total = rate.sum()
     above = np.array([rate[at + 1 :].sum() for at in range(len(rate))])
     leaves = above + second * rate
@@ -98,7 +99,7 @@ def _until(rate: float, length: F64s) -> F64s:
 
 
 def _follow(
-    levels: _Levels, tables: list[F64s], level: int, own: F64s, base: I64s, position: I64s
+    levels: _Levels, tables: list[F64s], level: int, *, own: F64s, base: I64s, position: I64s
 ) -> list[F64s]:
     """Return what follows a failure of each class up to ``level`` at positions, as endings.
 
@@ -175,10 +176,18 @@ def _table(levels: _Levels, tables: list[F64s], level: int) -> F64s:
         far, position = table[:, distance], base + distance
         arrived = np.maximum(0.0, 1 - far[:, 2 + level :].sum(axis=1))
         own = _after(levels, level, far, [], level)
-        one = _step(levels, _follow(levels, tables, level, own, base, position), position)
+        one = _step(
+            levels,
+            _follow(levels, tables, level, own=own, base=base, position=position),
+            position,
+        )
         restored = levels.success[level] * (1 - levels.escalation[level]) * arrived
         more = own + restored[:, None] * unit
-        two = _step(levels, _follow(levels, tables, level, more, base, position), position)
+        two = _step(
+            levels,
+            _follow(levels, tables, level, own=more, base=base, position=position),
+            position,
+        )
         left = 1 - (two - one)[:, _SECONDS]
         table[:, distance + 1] = far + (arrived / left)[:, None] * one
     return table
@@ -191,5 +200,5 @@ def _cycle_seconds(levels: _Levels, tables: list[F64s]) -> float:
     base = levels.newest(last, position)
     back = tables[last][0, position + 1 - base]
     own = _after(levels, last, back, [], last)
-    by = _follow(levels, tables, last, own, base, position)
+    by = _follow(levels, tables, last, own=own, base=base, position=position)
     return float(_step(levels, by, position)[:, _SECONDS].sum())

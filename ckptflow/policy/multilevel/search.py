@@ -3,8 +3,8 @@
 A search goes from one pattern to the best of its neighbours until there is no better one: other
 intervals, other counts, with all patterns of a step evaluated in one call. It begins at several
 patterns on several sets of levels, since the counts are whole numbers and the efficiency has
-more than one hill. `thorough` begins at so many that tests and benchmarks take its result for the
-truth. ``tests/unit/test_multilevel_search.py``, ``tests/property/test_multilevel_laws.py``.
+more than one hill. `thorough` begins at so many that tests and benchmarks take its result for
+the truth. ``tests/unit/test_multilevel_search.py``, ``tests/property/test_multilevel_laws.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import (
+    SEARCHED_MAX,
     best_levels,
     first_order_efficiencies,
     first_order_pattern,
@@ -31,9 +32,8 @@ F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
 
 Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
-"""From the levels used, intervals, counts and efficiencies to what is to be as great as may be."""
+"""From levels used, intervals, counts and efficiencies to what is to be as great as may be."""
 
-SEARCHED_MAX = 4096  # Saves of a pattern that a search goes to; its evaluation takes as long.
 PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 
 _STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
@@ -92,7 +92,13 @@ def best_pattern(
     dynamic = best_levels(system).used
     chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
     begin += [first_order_pattern(system, used) for used in chosen]
-    best = _best(system, begin, score)
+    return _onwards(system, _best(system, begin, score), sets, score)
+
+
+def _onwards(
+    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+) -> Found:
+    """Go on to other levels as long as one more or one less is better."""
     while (other := _other_levels(system, best, sets, score)).score > best.score + _ENOUGH:
         best = other
     return best
@@ -102,11 +108,22 @@ def _other_levels(
     system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
 ) -> Found:
     """Return the best with one level more or one less than a pattern has, or that itself."""
-    found = [best]
-    for used in sets:
-        if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1:
-            found.append(climb(system, on_levels(system, best.pattern, used), score=score))
-    return max(found, key=lambda one: one.score)
+    found = [
+        best_on(system, used, best.pattern, score=score)
+        for used in sets
+        if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
+    ]
+    return max([best, *found], key=lambda one: one.score)
+
+
+def best_on(
+    system: System, used: tuple[bool, ...], near: Pattern, *, score: Score = by_efficiency
+) -> Found:
+    """Return the best on some levels, from a pattern on others and the first-order one."""
+    starts = dict.fromkeys([on_levels(system, near, used), first_order_pattern(system, used)])
+    return max(
+        (climb(system, start, score=score) for start in starts), key=lambda one: one.score
+    )
 
 
 def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Pattern:
@@ -127,27 +144,35 @@ def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Patte
     return Pattern(pattern.interval_s * scale, spread(used, counts))
 
 
-def thorough(system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency) -> Found:
-    """Return the best pattern that is found from very many starts: the truth, as far as it goes.
+def thorough(
+    system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency
+) -> Found:
+    """Return the best pattern found from very many starts: the truth, as far as it goes.
 
     Raises:
         ConfigError: no configuration makes progress.
     """
-    begin = list(starts)
-    for used in level_sets(system):
+    begin, sets = list(starts), list(level_sets(system))
+    for used in sets:
         middle = first_order_pattern(system, used)
-        grid = _grid(system, used, middle)
+        grid = _grid(middle)
         values = _values(system, used, grid, score)
         order = np.argsort(-values)[:4]
-        begin += [Pattern(float(grid[0][at]), spread(used, grid[1][at].tolist())) for at in order]
+        begin += [
+            Pattern(float(grid[0][at]), spread(used, grid[1][at].tolist())) for at in order
+        ]
     if not begin:
         raise ConfigError(no_progress(system))
-    return _best(system, begin, score)
+    return _onwards(system, _best(system, begin, score), sets, score)
 
 
 def no_progress(system: System) -> str:
     """Say that, and why, no configuration makes progress."""
-    cramped = [level.name for level in system.levels if level.capacity is not None and level.capacity < 2]
+    cramped = [
+        level.name
+        for level in system.levels
+        if level.capacity is not None and level.capacity < 2
+    ]
     longest = max(system.levels, key=lambda level: level.recovery_s)
     why = (
         f"failures come every {system.mtbf_s:.4g} s on average, and a recovery takes "
@@ -196,7 +221,9 @@ def _first_order(system: System, used: tuple[bool, ...]) -> float:
     waste = 0.0
     if part.lost_rate_per_s and system.work_s is not None:
         waste = part.lost_rate_per_s * system.work_s / 2
-    return float(first_order_efficiencies(part, np.array([pattern.interval_s]), every)[0]) - waste
+    return (
+        float(first_order_efficiencies(part, np.array([pattern.interval_s]), every)[0]) - waste
+    )
 
 
 def climb(system: System, start: Pattern, *, score: Score = by_efficiency) -> Found:
@@ -247,7 +274,12 @@ def _neighbours(
             continue
         # With the interval as it is, nearly so, or with the outermost period as it is.
         same_s = interval_s * counts[-1] / every[-1]
-        others = {interval_s, interval_s * math.exp(stride), interval_s * math.exp(-stride), same_s}
+        others = {
+            interval_s,
+            interval_s * math.exp(stride),
+            interval_s * math.exp(-stride),
+            same_s,
+        }
         others.update(sorted(_edges(part, same_s), key=lambda one: abs(one - same_s))[:3])
         patterns += [(one, every) for one in sorted(others)]
     intervals, everys = zip(*patterns, strict=True)
@@ -270,7 +302,7 @@ def _counts(ratios: Sequence[int]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(ratios, lambda a, b: a * b, initial=1))
 
 
-def _grid(system: System, used: tuple[bool, ...], middle: Pattern) -> tuple[F64s, I64s]:
+def _grid(middle: Pattern) -> tuple[F64s, I64s]:
     """Return patterns all around one: what a search by brute force looks at."""
     counts = [count for count in middle.every if count]
     ratios = [outer / inner for inner, outer in itertools.pairwise(counts)]
@@ -283,14 +315,3 @@ def _grid(system: System, used: tuple[bool, ...], middle: Pattern) -> tuple[F64s
     factors = np.exp2(np.arange(-4, 4.1, 0.5))
     intervals = np.tile(middle.interval_s * factors, len(every))
     return intervals, np.repeat(np.array(every, dtype=np.int64), len(factors), axis=0)
-
-
-def shortest_interval_s(system: System, every: Sequence[int]) -> float:
-    """Return the shortest interval at which no level has more copies on their way than may be."""
-    part = system.using([count > 0 for count in every])
-    counts = [count for count in every if count]
-    blocked_s = part.blocked_s + part.levels[0].blocked_s
-    return max(
-        max(0.0, level.latency_s / (count * level.in_flight) - blocked_s)
-        for level, count in zip(part.levels, counts, strict=True)
-    ) or math.ulp(1.0)

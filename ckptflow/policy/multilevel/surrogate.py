@@ -1,11 +1,12 @@
-"""Efficiency by a learned function: thousands of patterns in the time of a few exact evaluations.
+"""Efficiency by a learned function: thousands of patterns in the time of few exact evaluations.
 
 What is learned is by how much the first-order waste is wrong: the logarithm of
 ``-log(efficiency) / waste``, which is near 0 for small wastes, so that a small error of it is a
-small error of the efficiency everywhere. Inputs have no units: which part of the waste each cost
-of each level is, ratios of counts, products of rates and times. So one function serves seconds and
-days. Two learners are shipped as plain numbers and evaluated here by NumPy, a small neural network and
-boosted trees; their mean is the answer. ``ckptflow policy train`` makes the file anew.
+small error of the efficiency everywhere. Inputs have no units: which part of the waste each
+cost of each level is, ratios of counts, products of rates and times. So one function serves
+seconds and days. Two learners are shipped as plain numbers and evaluated here by NumPy, a small
+neural network and boosted trees; their mean is the answer. ``ckptflow policy train`` makes the
+file anew.
 
 ``tests/unit/test_multilevel_surrogate.py``; `bench/policy.py` has the regret.
 """
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,10 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.multilevel.closed_form import first_order_pattern, spread
+from ckptflow.policy.multilevel.closed_form import SEARCHED_MAX, first_order_pattern, spread
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.search import SEARCHED_MAX, by_efficiency, level_sets
-from ckptflow.policy.multilevel.search import Score as Score
+from ckptflow.policy.multilevel.search import Score, by_efficiency, level_sets
 from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
 
 F64s = NDArray[np.float64]
@@ -36,6 +37,23 @@ I64s = NDArray[np.int64]
 
 SHIPPED = Path(__file__).with_name("surrogate.npz")
 FORMAT = 1
+
+# What reading a damaged file, or one that is none, comes to.
+_DAMAGED = (
+    OSError, LookupError, ValueError, TypeError, EOFError, OverflowError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+_BYTES_MAX, _DEPTH_MAX = 64 << 20, 64
+
+_KINDS = (
+    "work lost", "recovery", "blocked time", "interference", "copies on their way",
+    "ratio of counts", "failing recoveries",
+)  # fmt: skip
+_OVERALL = (
+    "waste", "failures per segment", "share of recoveries", "longest recovery",
+    "failures per pattern", "number of levels",
+)  # fmt: skip
+FEATURES = len(_KINDS) * LEVELS_MAX + len(_OVERALL)
 
 _WASTE_MIN, _STRETCH_MAX = 1e-9, 20.0
 _COUNT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -56,7 +74,9 @@ def features(rows: F64s, interval_s: F64s, every: I64s) -> tuple[F64s, F64s]:
     """
     count = len(interval_s)
     wide = np.broadcast_to(rows, (count, *rows.shape[-2:]))
-    rate, blocked, latency, interference, recovery, escalation, second, _ = np.moveaxis(wide, 2, 0)
+    rate, blocked, latency, interference, recovery, escalation, second, _ = np.moveaxis(
+        wide, 2, 0
+    )
     nominal = interval_s[:, None] + blocked[:, :1]
     counts = every.astype(np.float64)
     lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12)), axis=1)
@@ -179,21 +199,14 @@ class Surrogate:
         inputs, _ = features(rows, interval_s, every)
         width = np.maximum(self.high - self.low, 1e-9)
         beyond = (inputs < self.low - 0.02 * width) | (inputs > self.high + 0.02 * width)
-        return [feature_name(at) for at in np.flatnonzero(beyond.any(axis=0))]
+        return [feature_name(int(at)) for at in np.flatnonzero(beyond.any(axis=0))]
 
 
 def feature_name(at: int) -> str:
     """Return what a feature is, in words."""
-    kinds = (
-        "work lost", "recovery", "blocked time", "interference", "copies on their way",
-        "ratio of counts", "failing recoveries",
-    )  # fmt: skip
-    if at < len(kinds) * LEVELS_MAX:
-        return f"{kinds[at // LEVELS_MAX]} of level {at % LEVELS_MAX + 1} of those used"
-    return (
-        "waste", "failures per segment", "share of recoveries", "longest recovery",
-        "failures per pattern", "number of levels",
-    )[at - len(kinds) * LEVELS_MAX]  # fmt: skip
+    if at < len(_KINDS) * LEVELS_MAX:
+        return f"{_KINDS[at // LEVELS_MAX]} of level {at % LEVELS_MAX + 1} of those used"
+    return _OVERALL[at - len(_KINDS) * LEVELS_MAX]
 
 
 def propose(
@@ -204,8 +217,9 @@ def propose(
     It looks at intervals and counts around the first-order optimum of each set of levels: the
     network at all of them, and the trees at the best of these.
 
-    Raises:
-        ConfigError: no set of levels can be used.
+    Returns:
+        The best first, at most two for each set of levels; none if of what it looked at nothing
+        may be.
     """
     best: list[tuple[float, Pattern]] = []
     for used in level_sets(system):
@@ -214,15 +228,17 @@ def propose(
         patterns = _feasible(part, *_around(first_order_pattern(system, used)))
         if not len(patterns[0]):
             continue
-        first = score(used, *patterns, _lost(part, surrogate.efficiencies(rows, *patterns, with_trees=False)))
+        first = score(
+            used,
+            *patterns,
+            _lost(part, surrogate.efficiencies(rows, *patterns, with_trees=False)),
+        )
         few = np.argsort(-first)[:64]
         chosen = patterns[0][few], patterns[1][few]
         values = score(used, *chosen, _lost(part, surrogate.efficiencies(rows, *chosen)))
         for at in np.argsort(-values)[:2]:
             found = Pattern(float(chosen[0][at]), spread(used, chosen[1][at].tolist()))
             best.append((float(values[at]), found))
-    if not best:
-        raise ConfigError("No set of levels of this system can be used.")
     best.sort(key=lambda one: -one[0])
     return [pattern for _, pattern in best[:count]]
 
@@ -239,11 +255,14 @@ def _lost(part: System, found: F64s) -> F64s:
 def _around(middle: Pattern) -> tuple[F64s, I64s]:
     counts = [count for count in middle.every if count]
     ratios = [outer / inner for inner, outer in itertools.pairwise(counts)]
-    near = [sorted({max(1, round(ratio * factor)) for factor in _COUNT_FACTORS}) for ratio in ratios]
+    near = [
+        sorted({max(1, round(ratio * factor)) for factor in _COUNT_FACTORS}) for ratio in ratios
+    ]
     every = [
         one
         for ways in itertools.product(*near)
-        if (one := tuple(itertools.accumulate(ways, lambda a, b: a * b, initial=1)))[-1] <= SEARCHED_MAX
+        if (one := tuple(itertools.accumulate(ways, lambda a, b: a * b, initial=1)))[-1]
+        <= SEARCHED_MAX
     ] or [(1,) * len(counts)]
     intervals = np.tile(middle.interval_s * _INTERVAL_FACTORS, len(every))
     return intervals, np.repeat(np.array(every, dtype=np.int64), len(_INTERVAL_FACTORS), axis=0)
@@ -272,6 +291,9 @@ def load(path: Path) -> Surrogate:
         ConfigError: it is no such file, or of another format.
     """
     try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(member.file_size for member in packed.infolist()) > _BYTES_MAX:
+                raise ConfigError(f"{path} is no surrogate: it unpacks to too many bytes.")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
@@ -281,7 +303,7 @@ def load(path: Path) -> Surrogate:
                 f"{FORMAT}: make it again with `ckptflow policy train`."
             )
         return _unpacked(arrays, about)
-    except (OSError, KeyError, ValueError, EOFError) as error:
+    except _DAMAGED as error:
         raise ConfigError(f"{path} is no surrogate: {error}") from error
 
 
@@ -307,37 +329,53 @@ def save(surrogate: Surrogate, path: Path) -> None:
 
 
 def _unpacked(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Surrogate:
-    layers = sum(name.startswith("weight") for name in arrays)
+    """Return what the arrays of a file are, all of which is checked."""
 
-    def floats(name: str) -> F64s:
-        return arrays[name].astype(np.float64)
+    def numbers(name: str, *shape: int) -> F64s:
+        found = arrays[name]
+        if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+            raise ValueError(f"{name} has what is no number")
+        if len(found.shape) != len(shape) or any(
+            0 <= wanted != size for wanted, size in zip(shape, found.shape, strict=True)
+        ):
+            raise ValueError(f"{name} has the shape {found.shape}")
+        return found.astype(np.float64)
 
-    def integers(name: str) -> I64s:
-        return arrays[name].astype(np.int64)
-
-    trees = Trees(
-        integers("trees_root"), integers("trees_feature"), floats("trees_threshold"),
-        integers("trees_left"), integers("trees_right"), floats("trees_value"),
-        float(arrays["trees_base"][0]), int(arrays["trees_depth"][0]),
-    )  # fmt: skip
-    nodes = len(trees.value)
-    in_range = [trees.root, trees.left, trees.right]
-    if not all((0 <= one).all() and (one < nodes).all() for one in in_range):
-        raise ValueError("a tree leads out of the file")
-    if trees.feature.max(initial=0) >= len(arrays["mean"]) or not 0 <= trees.depth <= 64:
-        raise ValueError("a tree asks for a feature that there is not")
-    network = Network(
-        tuple(floats(f"weight{at}") for at in range(layers)),
-        tuple(floats(f"bias{at}") for at in range(layers)),
+    mean, scale, low, high = (
+        numbers(name, FEATURES) for name in ("mean", "scale", "low", "high")
     )
+    if not (scale > 0).all() or not (low <= high).all():
+        raise ValueError("features have no extent")
+    weights: list[F64s] = []
+    for at in range(sum(name.startswith("weight") for name in arrays)):
+        weights.append(
+            numbers(f"weight{at}", weights[-1].shape[1] if weights else FEATURES, -1)
+        )
+    if not weights or weights[-1].shape[1] != 1:
+        raise ValueError("its network does not end in one number")
+    biases = [numbers(f"bias{at}", weight.shape[1]) for at, weight in enumerate(weights)]
     return Surrogate(
-        floats("mean"), floats("scale"), floats("low"), floats("high"), network, trees, about
+        mean, scale, low, high, Network(tuple(weights), tuple(biases)), _trees(numbers), about
     )
 
 
-def stretch_limit() -> float:
-    """Return the least efficiency that the surrogate tells apart from none."""
-    return math.exp(-_STRETCH_MAX)
+def _trees(numbers: Callable[..., F64s]) -> Trees:
+    value = numbers("trees_value", -1)
+    nodes = len(value)
+    feature = numbers("trees_feature", nodes).astype(np.int64)
+    left, right = (
+        numbers(f"trees_{side}", nodes).astype(np.int64) for side in ("left", "right")
+    )
+    root = numbers("trees_root", -1).astype(np.int64)
+    if not all(((one >= 0) & (one < nodes)).all() for one in (root, left, right)):
+        raise ValueError("a tree leads out of the file")
+    if not ((feature >= 0) & (feature < FEATURES)).all():
+        raise ValueError("a tree asks for a feature that there is not")
+    depth = float(numbers("trees_depth", 1)[0])
+    if not 0 <= depth <= _DEPTH_MAX:
+        raise ValueError(f"a tree is {depth:g} deep")
+    threshold, base = numbers("trees_threshold", nodes), float(numbers("trees_base", 1)[0])
+    return Trees(root, feature, threshold, left, right, value, base, int(depth))
 
 
 def used_rows(system: System, used: Sequence[bool]) -> F64s:

@@ -1,10 +1,12 @@
 """What decides how often to save and to which level, and the answer: a system and a pattern.
 
-All bytes have become times here, and all failures rates. ``tests/unit/test_multilevel_system.py``.
+All bytes have become times here, and all failures rates.
+``tests/unit/test_multilevel_system.py``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +89,7 @@ class System:
     """The levels, from the innermost outwards, and how much there is to do.
 
     Attributes:
-        levels: numbers grow and latencies do not fall outwards: what is there first is further in.
+        levels: numbers grow and latencies do not fall outwards: what is there first is inner.
         blocked_s: for how long every save holds the application up, wherever it goes.
         work_s: computing time of the whole task, if it is known. It matters for failures that
             no used level survives: they begin the task again.
@@ -104,7 +106,7 @@ class System:
             raise ConfigError(
                 f"A system has 1 to {LEVELS_MAX} levels, this one has {len(self.levels)}."
             )
-        for inner, outer in zip(self.levels, self.levels[1:], strict=False):
+        for inner, outer in itertools.pairwise(self.levels):
             if outer.number <= inner.number:
                 raise ConfigError(
                     f"Level {outer.number} ({outer.name!r}) comes after level {inner.number} "
@@ -120,7 +122,9 @@ class System:
             raise ConfigError(f"work_s must be above 0 s, got {self.work_s}.")
         for name in ("blocked_s", "lost_rate_per_s"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a number from 0 on, got {getattr(self, name)}.")
+                raise ConfigError(
+                    f"{name} must be a number from 0 on, got {getattr(self, name)}."
+                )
         if self.rate_per_s == math.inf:
             raise ConfigError("The failure rates of the levels add up to infinity.")
 
@@ -137,9 +141,8 @@ class System:
     def using(self, used: Sequence[bool]) -> System:
         """Return the system of some of the levels, with the failures of the others.
 
-        A failure whose level is left out needs the next level that is used. Its recovery is
-        that level's, or its own if that takes longer to begin: the greater of the two. What
-        no used level survives loses everything.
+        A failure whose level is left out needs the next level that is used, and recovers as
+        others do from there. What no used level survives loses everything.
 
         Raises:
             ConfigError: no level is used.
@@ -154,9 +157,7 @@ class System:
                 continue
             kept.append(replace(level, rate_per_s=level.rate_per_s + pending))
             pending = 0.0
-        return replace(
-            self, levels=tuple(kept), lost_rate_per_s=self.lost_rate_per_s + pending
-        )
+        return replace(self, levels=tuple(kept), lost_rate_per_s=self.lost_rate_per_s + pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +185,14 @@ class Pattern:
                 f"{self.every} is no pattern: the innermost level that is used gets every "
                 f"save (1), the others every so many (0: not used)."
             )
-        for inner, outer in zip(used, used[1:], strict=False):
+        for inner, outer in itertools.pairwise(used):
             if outer % inner:
                 raise ConfigError(
                     f"{self.every} is no pattern: {outer} is no multiple of {inner}, so some "
                     f"checkpoints would reach an outer level and not the ones before it."
                 )
         if used[-1] > POSITIONS_MAX:
-            raise ConfigError(
-                f"A pattern has at most {POSITIONS_MAX} saves, not {used[-1]}."
-            )
+            raise ConfigError(f"A pattern has at most {POSITIONS_MAX} saves, not {used[-1]}.")
 
     @property
     def used(self) -> tuple[bool, ...]:
@@ -201,5 +200,5 @@ class Pattern:
         return tuple(count > 0 for count in self.every)
 
     def period_s(self, level: int) -> float:
-        """Return the computing time between two checkpoints that go to a level, by its place."""
+        """Return the computing time between checkpoints that go to a level, by its place."""
         return self.interval_s * self.every[level] if self.every[level] else math.inf

@@ -1,8 +1,8 @@
 """The whole answer: the pattern, what to expect of it, how sensitive it is, and why.
 
-The surrogate proposes, exact evaluation decides. Where a system lies outside of what the surrogate
-was trained with, or there is none, the search begins at the first-order optima and all around
-them instead, and says so. ``tests/unit/test_multilevel_tuning.py``.
+The surrogate proposes, exact evaluation decides. Where a system lies outside of what the
+surrogate was trained with, or there is none, the search begins at the first-order optima and
+all around them instead, and says so. ``tests/unit/test_multilevel_tuning.py``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from ckptflow.policy.multilevel.search import (
     PROGRESS_MIN,
     Found,
     Score,
+    best_on,
     best_pattern,
     climb,
     level_sets,
     no_progress,
-    on_levels,
     thorough,
 )
 from ckptflow.policy.multilevel.surrogate import Surrogate, propose, used_rows
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.units import format_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
@@ -123,8 +124,8 @@ def tune(
         aim: what matters besides efficiency; the preset ``fast`` if not given.
         surrogate: where to begin.
         doubt: how far rates and times are known.
-        refine: whether to go on from the surrogate's proposals by exact evaluation. Without it the
-            best proposal is taken as it is; only its efficiency is exact.
+        refine: whether to go on from the surrogate's proposals by exact evaluation. Without
+            it the best proposal is taken as it is; only its efficiency is exact.
 
     Raises:
         ConfigError: no configuration makes progress, or there is no system.
@@ -156,7 +157,7 @@ def tune(
         parts=parts(system, found.pattern, found.efficiency),
         sensitivity=_sensitivities(system, found.pattern) if refine else (),
         alternatives=alternatives,
-        reasons=_reasons(system, found, aim, name, alternatives, answers),
+        reasons=_reasons(system, aim, answers, name, alternatives),
     )
 
 
@@ -167,8 +168,10 @@ def _answer(
     if surrogate is None:
         return _exact(system, aim), "exact search; there is no surrogate"
     proposals = propose(system, surrogate, score=score)
+    if not proposals:
+        return _exact(system, aim), "exact search; the surrogate knows no pattern that may be"
     outside = _outside(system, surrogate, proposals[0])
-    doubt = f"the surrogate was not trained with this: {', '.join(outside[:3])}" if outside else ""
+    doubt = f"the surrogate was not trained with this: {', '.join(outside[:3])}"
     if refine and outside:
         return _exact(system, aim, proposals), f"exact search; {doubt}"
     if refine:
@@ -258,7 +261,9 @@ def _sensitivities(system: System, pattern: Pattern) -> tuple[Sensitivity, ...]:
             if not pattern.used[at]:
                 continue
             slower = replace(level, latency_s=level.latency_s * factor)
-            changes.append((f"time of a copy to {level.name}", factor, _with(system, at, slower)))
+            changes.append(
+                (f"time of a copy to {level.name}", factor, _with(system, at, slower))
+            )
         blocked = replace(system, blocked_s=system.blocked_s * factor)
         changes.append(("time that a save blocks", factor, blocked))
     return tuple(
@@ -279,9 +284,13 @@ def _with(system: System, at: int, level: Level) -> System:
     shift = level.latency_s - levels[at].latency_s
     levels[at] = level
     for place in range(at + 1, len(levels)):
-        levels[place] = replace(levels[place], latency_s=max(level.latency_s, levels[place].latency_s + shift))
+        levels[place] = replace(
+            levels[place], latency_s=max(level.latency_s, levels[place].latency_s + shift)
+        )
     for place in range(at):
-        levels[place] = replace(levels[place], latency_s=min(level.latency_s, levels[place].latency_s))
+        levels[place] = replace(
+            levels[place], latency_s=min(level.latency_s, levels[place].latency_s)
+        )
     return replace(system, levels=tuple(levels))
 
 
@@ -291,7 +300,7 @@ def _alternatives(
     chosen: str,
     aim: Aim,
 ) -> tuple[Alternative, ...]:
-    """Return the best with one level more or less, and with other redundancy, the best first."""
+    """Return the best with one level more or less, or other redundancy, the best first."""
     system, best = systems[chosen], answers[chosen][0]
     score = score_of(system, aim)
     found = [
@@ -302,23 +311,20 @@ def _alternatives(
     for used in level_sets(system):
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) != 1:
             continue
-        near = on_levels(system, best.pattern, used)
-        starts = [near, first_order_pattern(system, used)]
-        other = max(
-            (climb(system, start, score=score) for start in starts), key=lambda one: one.score
-        )
+        other = best_on(system, used, best.pattern, score=score)
         found.append(Alternative(chosen, other.pattern, other.efficiency))
     return tuple(sorted(found, key=lambda one: -one.efficiency))
 
 
 def _reasons(
     system: System,
-    found: Found,
     aim: Aim,
+    answers: Mapping[str, tuple[Found, str]],
     redundancy: str,
     alternatives: tuple[Alternative, ...],
-    answers: Mapping[str, tuple[Found, str]],
 ) -> tuple[str, ...]:
+    """Return why the answer is what it is, a sentence for each thing that decided."""
+    found = answers[redundancy][0]
     pattern = found.pattern
     blocked_s = level_rows(system.using(pattern.used))[0, 1]
     said = [
@@ -335,20 +341,38 @@ def _reasons(
         said.append(_about(level, pattern, at, other))
     if redundancy and len(answers) > 1:
         others = ", ".join(
-            f"{name} {one.efficiency:.4f}" for name, (one, _) in answers.items() if name != redundancy
+            f"{name} {one.efficiency:.4f}"
+            for name, (one, _) in answers.items()
+            if name != redundancy
         )
         said.append(f"Redundancy {redundancy}: expected {found.efficiency:.4f}; {others}.")
-    if aim.far_every_s is not None:
-        far = longest_far_s(system, pattern)
+    if system.lost_rate_per_s and system.work_s is None:
         said.append(
-            f"Preset {aim.name}: {format_seconds(far)} of computing between checkpoints on level 3 or "
-            f"beyond, at most {format_seconds(aim.far_every_s)}."
-            if far < math.inf
-            else f"Preset {aim.name} asks for level 3 or beyond, and there is none."
+            f"Failures that no level survives come every "
+            f"{format_seconds(1 / system.lost_rate_per_s)} and begin the task again; how long "
+            f"it is is not known, so they are not counted."
         )
+    if aim.far_every_s is not None:
+        said.append(_about_far(aim, aim.far_every_s, longest_far_s(system, pattern)))
     if aim.give_up:
-        said.append(f"Preset {aim.name}: up to {100 * aim.give_up:.3g} % of the time for lower cost.")
+        said.append(
+            f"Preset {aim.name}: up to {100 * aim.give_up:.3g} % of the time for lower cost."
+        )
     return tuple(said)
+
+
+def _about_far(aim: Aim, wanted_s: float, far_s: float) -> str:
+    if math.isinf(far_s):
+        return f"Preset {aim.name} asks for level 3 or beyond, and there is none."
+    said = (
+        f"Preset {aim.name}: {format_seconds(far_s)} of computing between checkpoints on level "
+        f"3 or beyond"
+    )
+    if far_s <= wanted_s * (1 + 1e-6):
+        return f"{said}, at most {format_seconds(wanted_s)}."
+    return (
+        f"{said}; {format_seconds(wanted_s)}, as it asks for, is more often than copies arrive."
+    )
 
 
 def _turned(
@@ -374,9 +398,15 @@ def _about(level: Level, pattern: Pattern, at: int, other: float | None) -> str:
         return f"{name} is not used{with_it}."
     count = pattern.every[at]
     which = (
-        "every save" if count == 1 else f"one save in {count} ({format_seconds(pattern.period_s(at))})"
+        "every save"
+        if count == 1
+        else f"one save in {count} ({format_seconds(pattern.period_s(at))})"
     )
-    copy = f"a copy takes {format_seconds(level.latency_s)}" if level.latency_s else "it is there at once"
+    copy = (
+        f"a copy takes {format_seconds(level.latency_s)}"
+        if level.latency_s
+        else "it is there at once"
+    )
     rate = (
         f"failures that need it come every {format_seconds(1 / level.rate_per_s)}"
         if level.rate_per_s
@@ -384,6 +414,6 @@ def _about(level: Level, pattern: Pattern, at: int, other: float | None) -> str:
     )
     without = "" if other is None else f"; without it, {other:.4f} at best"
     return (
-        f"{name} gets {which}: {copy}, {rate}, recovering takes {format_seconds(level.recovery_s)}"
-        f"{without}."
+        f"{name} gets {which}: {copy}, {rate}, "
+        f"recovering takes {format_seconds(level.recovery_s)}{without}."
     )

@@ -11,28 +11,27 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptflow.errors import CheckpointError, ConfigError
+from ckptflow.errors import CheckpointError, ConfigError, WorkflowError
 from ckptflow.site import Site
-from ckptflow.site.allocations import Blocks
-from ckptflow.site.executor import ExecutorModel, SlurmAllocation
+from ckptflow.site.executor import SlurmAllocation
 from ckptflow.site.tiers import TierModel, open_tiers
 from ckptflow.tiers.probe import probe
 from ckptflow.units import format_seconds
 from ckptflow.workflow.blocks.commands import run_command
 from ckptflow.workflow.blocks.config import build_config
 from ckptflow.workflow.blocks.scripts import batch_script
+from ckptflow.workflow.blocks.there import on_a_node
 
 Verdict = Literal["ok", "failed", "only there"]
 
 _ASK_S = 20.0
-_SHORT_S, _LOOK_S = 600.0, 120.0  # Walltime of a check; how long a look takes at most.
+_LOOK_S = 120.0  # How long a look takes at most.
 PACKAGES = ("ckptflow", "parsl")
 
 
@@ -136,50 +135,19 @@ def check_there(site: Site, *, timeout_s: float) -> list[Finding]:
         site: the site; one block of it is asked for.
         timeout_s: how long to wait for the allocation and the answer.
     """
-    import parsl
-
     site = site.at(Path.cwd())
-    folder = site.runs_folder / "site-check"
-    executor = _one_short_block(site.executor)
-    began_s = time.monotonic()
-    troubles: list[str] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        config = build_config(
-            site.model_copy(update={"executor": executor}),
-            run_dir=folder,
-            retries=0,
-            notice=troubles.append,
+        seen, took_s = on_a_node(
+            site,
+            look_around,
+            [list(site.sealed_tiers)],
+            name="site-check",
+            takes_s=_LOOK_S,
+            timeout_s=timeout_s,
         )
-        config.initialize_logging = False  # Parsl would leave its log file open.
-        dfk = parsl.load(config)
-    except (CheckpointError, OSError) as error:
+    except WorkflowError as error:
         return [_found("workers", "failed", str(error))]
-    try:
-        future = parsl.python_app(look_around)(list(site.sealed_tiers))
-        seen = future.result(timeout_s)
-    except TimeoutError:
-        waited = format_seconds(timeout_s)
-        text = "; ".join([f"no worker answered within {waited}", *troubles])
-        return [_found("workers", "failed", f"{text}. See {folder}.")]
-    except Exception as error:  # noqa: BLE001  Whatever the node has raised is the finding.
-        return [_found("workers", "failed", f"{type(error).__name__}: {error}")]
-    finally:
-        dfk.cleanup()
-        parsl.clear()
-    shutil.rmtree(folder, ignore_errors=True)  # What is left there is of use after a failure.
-    return [*_compare(seen, time.monotonic() - began_s), *seen["tiers"]]
-
-
-def _one_short_block(model: ExecutorModel) -> ExecutorModel:
-    update: dict[str, Any] = {}
-    if isinstance(model.allocation, Blocks):
-        one = {"init_blocks": 1, "min_blocks": 0, "max_blocks": 1}
-        update["allocation"] = model.allocation.model_copy(update=one)
-    if model.walltime_s is not None:
-        needed_s = 2 * model.margin_s + _LOOK_S
-        update["walltime_s"] = min(model.walltime_s, max(_SHORT_S, needed_s))
-    return model.model_copy(update=update)
+    return [*_compare(seen, took_s), *seen["tiers"]]
 
 
 def look_around(models: list[TierModel]) -> dict[str, Any]:
