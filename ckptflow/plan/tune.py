@@ -183,6 +183,7 @@ def tune_site(
     tiers, notes = sourced_tiers(
         site, nodes=request.workload.nodes, measured=measured, given=request.tiers
     )
+    tiers = tiers if met is None else tuple(_as_met(one, met) for one in tiers)
     wanted = schemes(site, request.redundancy, nodes=request.workload.nodes)
     ways = {label(one): _way(site, request, one, tiers, met) for one in wanted}
     try:
@@ -205,6 +206,12 @@ def tune_site(
         failures=_failures_text(site, request, met),
         notes=(*notes, *_unneeded(way)),
     )
+
+
+def _as_met(tier: Sourced, met: Met) -> Sourced:
+    if tier.costs.name not in met.latency_s:
+        return tier
+    return replace(tier, detail=f"copies as the run met them, restores: {tier.detail}")
 
 
 def _way(
