@@ -197,7 +197,7 @@ def _document(
         "parts": tuning.parts,
         "sensitivity": tuning.sensitivity,
         "alternatives": tuning.alternatives,
-        "reasons": tuning.reasons,
+        "reasons": answer.reasons,
         "method": tuning.method,
         "notes": answer.notes,
         "failures": {"per_s": answer.way.rates.per_s, "source": answer.failures},
