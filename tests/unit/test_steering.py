@@ -49,6 +49,7 @@ class Task:
             pace=self.pace,
             told=self.told.append,
             clock=self.clock,
+            apart=lambda work: work(),
         )
         self.ordinal = 0
 

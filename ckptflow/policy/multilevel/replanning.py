@@ -27,7 +27,7 @@ from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
 from ckptflow.policy.multilevel.exact import efficiencies, efficiency
 from ckptflow.policy.multilevel.presets import Aim, cheapest, preset, score_of
 from ckptflow.policy.multilevel.rule import MultiLevel
-from ckptflow.policy.multilevel.search import Found, best_pattern
+from ckptflow.policy.multilevel.search import COARSE, Found, best_pattern
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes, format_seconds
@@ -185,7 +185,9 @@ def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tupl
     The first-order optimum does not look at how long recoveries take.
     """
     try:
-        found = best_pattern(system, [start] if start else [], score=score_of(system, aim))
+        found = best_pattern(
+            system, [start] if start else [], score=score_of(system, aim), strides=COARSE
+        )
         return cheapest(system, aim, found), ()
     except ConfigError as error:
         pattern = first_order_pattern(system, best_levels(system).used)
