@@ -54,6 +54,14 @@ class PlanChange:
     plan: Plan
     before: Plan | None
 
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count}" for name, count in self.plan.counts.items())
+        why = "; ".join(self.plan.reasons)
+        return (
+            f"from step {self.step} on a save every {self.plan.interval_s:.4g} s, of which one "
+            f"in so many goes to each tier: {counts} ({why})"
+        )
+
 
 def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="ckptflow-planner", daemon=True).start()
