@@ -283,14 +283,9 @@ def _neighbours(
     for every in sorted(near - {tuple(counts)}):
         if every[-1] > max(SEARCHED_MAX, counts[-1]):
             continue
-        # With the interval as it is, nearly so, or with the outermost period as it is.
+        # With the interval as it is or with the outermost period as it is, and nearly so.
         same_s = interval_s * counts[-1] / every[-1]
-        others = {
-            interval_s,
-            interval_s * math.exp(stride),
-            interval_s * math.exp(-stride),
-            same_s,
-        }
+        others = {s * math.exp(by * stride) for s in (interval_s, same_s) for by in (-1, 0, 1)}
         others.update(sorted(_edges(part, same_s), key=lambda one: abs(one - same_s))[:3])
         patterns += [(one, every) for one in sorted(others)]
     intervals, everys = zip(*patterns, strict=True)
