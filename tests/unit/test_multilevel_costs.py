@@ -110,7 +110,7 @@ def test_prices_are_those_of_what_is_written() -> None:
 def test_a_tier_without_room_for_one_checkpoint_says_how_much_it_takes() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"Tier 'nvme' has room for 27\.9 GiB on each node, one checkpoint takes 37\.3 GiB",
+        match=r"'nvme' has room for 27\.9 GiB on each node, one checkpoint takes 37\.3 GiB",
     ):
         system_of([replace(NVME, capacity_bytes=30 * GB)], RATES, WORK)
     with pytest.raises(ConfigError, match=r"Tier 'pfs' has room for 27\.9 GiB, one checkpoint"):
