@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.steering import Steering
 from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
@@ -144,6 +145,7 @@ class History:
             restored_from=tier,
             restore_s=restore_s,
             was_failure=self._was_interrupted(),
+            others=pace_of_others(self.lineage) if steering.learns else (),
         )
 
     def _was_interrupted(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -73,25 +71,7 @@ def _trained(systems: int, seed: int) -> Surrogate:
         task = bar.add_task("systems", total=systems)
         samples = sample(systems, seed=seed, told=lambda done: bar.update(task, completed=done))
         task = bar.add_task("training", total=None)
-        with _one_thread():
-            return train(
-                samples, seed=seed, told=lambda text: bar.update(task, description=text)
-            )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Train with one thread: several wait for each other for minutes where cores are shared."""
-    try:
-        import sklearn.ensemble  # noqa: F401  (its threads have to be there to be limited)
-        from threadpoolctl import (  # type: ignore[import-untyped, unused-ignore]
-            threadpool_limits,
-        )
-    except ImportError:  # Training says what is not installed.
-        yield
-        return
-    with threadpool_limits(limits=1):
-        yield
+        return train(samples, seed=seed, told=lambda text: bar.update(task, description=text))
 
 
 def _check_folder(file: Path) -> None:

@@ -143,7 +143,9 @@ def _met(
 
     name, _, task = run.partition("/")
     place = find_run(name, site=site, store=store)
-    return met_by(place.story(manifests=False), task or None), place.site
+    met = met_by(place.story(manifests=False), task or None)
+    # The site as its file says it, which is what was calibrated; a run has absolute paths.
+    return met, place.site if store else load_site(site_named(site), purpose="show")
 
 
 def _state_bytes(state: str | None, met: Met | None) -> float:
@@ -197,7 +199,7 @@ def _document(
         "parts": tuning.parts,
         "sensitivity": tuning.sensitivity,
         "alternatives": tuning.alternatives,
-        "reasons": tuning.reasons,
+        "reasons": answer.reasons,
         "method": tuning.method,
         "notes": answer.notes,
         "failures": {"per_s": answer.way.rates.per_s, "source": answer.failures},

@@ -89,7 +89,9 @@ def test_the_document_has_the_same_answer(site: str) -> None:
     assert found["redundancy"] in ("partner 2", "xor 8", "rs 8-2")
     assert found["reaction"]["queue_s"] == 600
     assert found["sensitivity"] == []
-    written = tomllib.loads(found["toml"])["policy"]["pattern"]
+    lines = tomllib.loads(found["toml"])["policy"]
+    assert lines["queue"] == "600s"
+    written = lines["pattern"]
     interval_s = parse_seconds(written.pop("interval"))
     assert interval_s == pytest.approx(found["pattern"]["interval_s"], rel=1e-3)
     assert written == {name: count for name, count in every.items() if count}

@@ -112,13 +112,14 @@ def test_what_is_given_counts_before_what_was_measured_and_that_before_what_is_t
 
 
 def test_a_tier_can_be_given_that_the_site_lacks() -> None:
-    tiers, _ = sourced_tiers(
+    tiers, notes = sourced_tiers(
         site(PFS), nodes=2, given=[parse_tier("far:level=4,write=1GB,capacity=2TB,factor=1.5")]
     )
     assert tiers[1].costs == TierCosts(
         name="far", level=4, write_bytes_per_s=1e9, read_bytes_per_s=1e9, capacity_bytes=2e12,
         storage_factor=1.5,
     )  # fmt: skip
+    assert notes[0] == "Tier 'far' is none of the site's: add it to its [[tiers]]."
     with pytest.raises(
         ConfigError, match="'far' is none of the site's: say its level and write"
     ):
@@ -230,13 +231,14 @@ def test_failures_are_noticed_as_the_executor_says() -> None:
 
 
 def test_the_answer_is_the_best_of_its_system_and_can_be_written_into_a_site_file() -> None:
-    answer = tuned(site(NVME, PFS), refine=True)
+    answer = tuned(site(NVME, PFS), refine=True, work_s=500 * 3600, tiers=())
     pattern = answer.tuning.pattern
     assert answer.tuning.efficiency == efficiency(answer.tuning.system, pattern)
     for factor in (0.7, 1.4):
         other = replace(pattern, interval_s=pattern.interval_s * factor)
         assert efficiency(answer.tuning.system, other) < answer.tuning.efficiency
     written = tomllib.loads(site_lines(site(), answer))["policy"]
+    assert site(policy=written).policy.work_s == 500 * 3600
     assert written["every"] == "multilevel"
     shown = written["pattern"]
     interval_s = parse_seconds(shown.pop("interval"))
@@ -334,8 +336,18 @@ def test_redundancy_moves_losses_of_nodes_and_is_compared() -> None:
     assert written["tiers"][0]["kind"] == "redundant"
     assert written["tiers"][0]["scheme"] == auto.way.scheme.name
     assert written["flush"] == {"agent": True}
-    data = {"name": "x", "tiers": [NVME, *written["tiers"], PFS], "flush": written["flush"]}
-    Site.model_validate(data)
+    data = {"name": "x", "tiers": [NVME, *written["tiers"], PFS, S3], "flush": written["flush"]}
+    assert Site.model_validate(data | {"policy": written["policy"]}).policy.pattern
+
+
+def test_what_is_protected_is_on_the_node_first_even_if_no_failure_needs_that() -> None:
+    failures = {"node_mtbf": "260d", "system_mtbf": "7d", "source": "made up"}
+    answer = tuned(site(NVME, PFS, failures=failures), redundancy="xor", tiers=())
+    before, now = answer.tuning.pattern, answer.pattern
+    assert (before.every[:2], now.every[:2]) == ((0, 1), (1, 1))
+    assert now.interval_s == before.interval_s
+    assert "Level 1 (nvme) holds what redundancy between nodes protects." in answer.reasons
+    assert not any("(nvme) is not used" in one for one in answer.reasons)
 
 
 def test_a_site_that_has_the_scheme_needs_no_lines_for_it() -> None:
