@@ -16,6 +16,7 @@ from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.requests import Written
 from ckptflow.checkpointer.steering import PlanChange, Steering
 from ckptflow.errors import ConfigError
+from ckptflow.policy.multilevel.replanning import Plan
 from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.placement import Occasion, Placement, plan
 from ckptflow.policy.progress import Interval, Progress
@@ -83,6 +84,11 @@ class Placing:
         self._steering = Steering(
             rule, self._tiers, self._retention, pace=self._pace, told=self._told
         )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that holds now; ``None`` while there is none."""
+        return self._steering.plan if self._steering is not None else None
 
     def start(self, history: History, *, restore_s: float) -> None:
         """The attempt begins to compute, from what was restored in so many seconds."""
