@@ -3,7 +3,7 @@
 It measures what the plan is made from: how long after a save each tier has its copy, what is
 stored, how long a restore took and from which level, and so which class of failure the attempt
 before met. What was met goes into each checkpoint (`Steering.kept`), for the attempt that goes
-on from it. Plans are made in the thread that writes checkpoints; the decisions are those of
+on from it. Plans are made in a thread of their own; the decisions are those of
 `ckptflow.policy.multilevel.replanning`. ``tests/unit/test_steering.py``.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,8 @@ from ckptflow.tiers.tier import Tier
 _CLASSES = 5
 _REMEMBERED = 8  # Newest copies to each tier that count.
 _FORGETTING = 16.0  # More failures than these and the oldest count less: rates do change.
-_AGAIN_S = 2.0  # Plans are made no more often.
+_AGAIN_S = 2.0  # Plans are made no more often, and so that they take
+_PART = 0.02  # no more than this part of a core.
 _log = logging.getLogger("ckptflow")
 
 
@@ -53,6 +55,10 @@ class PlanChange:
     before: Plan | None
 
 
+def _in_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="ckptflow-planner", daemon=True).start()
+
+
 class Steering:
     """The plan of one attempt, and what it is made from.
 
@@ -63,6 +69,7 @@ class Steering:
         pace: measures steps and saves.
         told: called with every new plan, in the thread that made it.
         clock: seconds that only grow.
+        apart: has a function called by somebody else; by a new thread, if not given.
     """
 
     def __init__(
@@ -74,7 +81,9 @@ class Steering:
         pace: Pace,
         told: Callable[[PlanChange], None],
         clock: Callable[[], float] = time.monotonic,
+        apart: Callable[[Callable[[], None]], None] = _in_a_thread,
     ) -> None:
+        self._apart = apart
         self._rule, self._tiers, self._retention = rule, list(tiers), retention
         self._pace, self._told, self._clock = pace, told, clock
         names = [tier.name for tier in tiers]
@@ -85,7 +94,7 @@ class Steering:
         self._lock = threading.Lock()
         self.plan = first_plan(rule)
         self._made_from: Knowledge | None = None
-        self._made_s = -math.inf
+        self._next_s, self._is_planning = -math.inf, False
         self._saved_s: dict[int, float] = {}
         self._on_way: dict[str, set[int]] = {tier.name: set() for tier in tiers}  # Steps.
         self._sent: dict[str, int] = {}
@@ -222,20 +231,27 @@ class Steering:
         """Make the plan again, if what it was made from is not so any more."""
         with self._lock:
             known, before = self._knowledge(), self.plan
-            now_s = self._clock()
-            if not (self._rule.replan and known.state_bytes) or now_s < self._made_s + _AGAIN_S:
+            can_be = self._rule.replan and known.state_bytes and not self._is_planning
+            if not can_be or self._clock() < self._next_s:
                 return
             if not is_due(before, self._made_from, known):
                 return
-            self._made_s = now_s
+            self._is_planning = True
+        self._apart(partial(self._plan, step, known, before))
+
+    def _plan(self, step: int, known: Knowledge, before: Plan | None) -> None:
+        made, began_s = before, time.thread_time()
         try:
             made = make_plan(self._rule, known, before)
         except ConfigError as error:
             self._refuse(str(error))
-            return
-        with self._lock:
-            self.plan, self._made_from = made, known
-        if made is not before:
+        finally:
+            with self._lock:
+                took_s = time.thread_time() - began_s
+                self._next_s = self._clock() + max(_AGAIN_S, took_s / _PART)
+                self._is_planning = False
+                self.plan, self._made_from = made, known
+        if made is not None and made is not before:
             self._told(PlanChange(step, made, before))
 
     # --- what is known ---

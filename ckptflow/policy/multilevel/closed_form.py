@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.system import POSITIONS_MAX, Pattern, System
+from ckptflow.policy.multilevel.system import Pattern, System
 
 F64s = NDArray[np.float64]
+
+SEARCHED_MAX = 1024  # Saves of a pattern that is looked for; its evaluation takes as long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def best_levels(system: System) -> FirstOrder:
 def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
     """Return the first-order optimum on some levels: Young's period for each, nested.
 
-    A level whose copies cost nothing gets them back to back.
+    A level whose copies cost nothing gets them back to back. The interval is no shorter than
+    copies to the innermost level allow.
 
     Raises:
         ConfigError: no level is used.
@@ -87,13 +90,17 @@ def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
     if not 0 < interval_s < math.inf:  # Nothing fails there, or it is free: the next will say.
         finite = [period for period in periods if 0 < period < math.inf]
         interval_s = min(finite, default=max(part.levels[0].latency_s, 1.0))
+    first = part.levels[0]
+    arrives_s = first.latency_s / first.in_flight - first.blocked_s - part.blocked_s
+    # Lags are cut off at the last bits; a little longer is safe.
+    interval_s = max(interval_s, arrives_s * (1 + 1e-9))
     counts: list[int] = []
     for period, level in zip(periods, part.levels, strict=True):
         before = counts[-1] if counts else 1
         least = math.ceil(level.latency_s / (interval_s * level.in_flight))
         ratio = max(period / interval_s, least, 1.0) / before if counts else 1.0
-        counts.append(before * max(1, round(min(ratio, POSITIONS_MAX / before / 2))))
-        while counts[-1] < least and counts[-1] * 2 <= POSITIONS_MAX and len(counts) > 1:
+        counts.append(before * max(1, round(min(ratio, SEARCHED_MAX / before))))
+        while counts[-1] < least and counts[-1] + before <= SEARCHED_MAX and len(counts) > 1:
             counts[-1] += before
     return Pattern(interval_s, spread(used, counts))
 

@@ -32,7 +32,8 @@ class Aim:
         about: what it does, for people.
         pessimism: rates are multiplied by this before anything is computed.
         far_every_s: at most so much computing time lies between two checkpoints that are to go
-            to level 3 or beyond; ``None``: as is best.
+            to level 3 or beyond, or as much as a copy takes, if that is more; ``None``: as is
+            best.
         give_up: so much efficiency may be given up for what is cheaper: fewer bytes to what is
             shared, lower prices.
         preemption_s: mean time after which an allocation is taken away, unless that is known.
@@ -96,32 +97,52 @@ def preset(name: str) -> Aim:
 
 def score_of(system: System, aim: Aim) -> Score:
     """Return what patterns are compared by: efficiency, if the aim allows the pattern."""
+    allowed_s = _far_allowed_s(system, aim)
 
     def score(used: tuple[bool, ...], interval_s: F64s, every: I64s, found: F64s) -> F64s:
         far = _far(system, used)
-        if aim.far_every_s is None:
+        if allowed_s is None:
             return found
         if far is None:
             return found - 1.0
-        beyond = np.maximum(1.0, interval_s * every[:, far] / aim.far_every_s)
-        # A little more than is allowed is a little worse, so that a search finds its way.
-        allowed: F64s = np.where(beyond <= 1 + 1e-9, found, found - 1.0 - np.log(beyond))
-        return allowed
+        beyond = np.maximum(1.0, interval_s * every[:, far] / allowed_s)
+        # A little more than is allowed is a little worse, so that a search finds its way; no
+        # progress is worse than any.
+        allowed = np.where(beyond <= 1 + 1e-9, found, found - 1.0 - np.log(beyond))
+        return np.where(found > 0, allowed, -np.inf)
 
     return score
 
 
-def score_by_price(system: System, aim: Aim, best: float) -> Score:
-    """Return what the cheapest pattern is found by, among those that are good enough."""
+def _far_allowed_s(system: System, aim: Aim) -> float | None:
+    """Return what may lie between checkpoints on level 3 or beyond: at least a copy."""
+    if aim.far_every_s is None:
+        return None
+    takes = [
+        level.latency_s / level.in_flight
+        for level in system.levels
+        if level.number >= _FAR_LEVEL and (level.capacity is None or level.capacity >= 2)
+    ]
+    return max(aim.far_every_s, min(takes, default=0.0))
+
+
+def score_by_price(system: System, aim: Aim, best: Found, price: float) -> Score:
+    """Return what the cheapest pattern is found by, among those that are good enough.
+
+    Args:
+        system: the levels.
+        aim: says how much efficiency may be given up.
+        best: the pattern with the best score.
+        price: of that, above 0; others are compared with it, so that units do not matter.
+    """
     allowed = score_of(system, aim)
 
     def score(used: tuple[bool, ...], interval_s: F64s, every: I64s, found: F64s) -> F64s:
         values = allowed(used, interval_s, every, found)
-        price = price_per_s(system, used, interval_s, every, found)
-        # Some efficiency breaks ties; a thousandth of the price is worth less than the price.
-        return np.where(
-            values >= best - aim.give_up, 1 / (1 + price) + values * 1e-6, values - 10
-        )
+        prices = price_per_s(system, used, interval_s, every, found) / price
+        good = values >= best.score - aim.give_up
+        # A millionth of the efficiency breaks ties between prices.
+        return np.where(good, 1 / (1 + prices) + values * 1e-6, values - 10)
 
     return score
 
@@ -150,28 +171,29 @@ def price_per_s(
 
 def cheapest(system: System, aim: Aim, best: Found) -> Found:
     """Return the cheapest pattern that gives up no more efficiency than the aim allows."""
-    if aim.give_up <= 0:
+    price = _price(system, best)
+    if aim.give_up <= 0 or price <= 0:
         return best
     starts = [best.pattern, *_longer(best.pattern)]
-    found = best_pattern(system, starts, score=score_by_price(system, aim, best.score))
+    found = best_pattern(system, starts, score=score_by_price(system, aim, best, price))
     return Found(found.pattern, found.efficiency, found.efficiency)
 
 
+def _price(system: System, one: Found) -> float:
+    pattern = one.pattern
+    every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+    intervals, efficiencies = np.array([pattern.interval_s]), np.array([one.efficiency])
+    return float(price_per_s(system, pattern.used, intervals, every, efficiencies)[0])
+
+
 def _longer(pattern: Pattern) -> list[Pattern]:
-    counts = [count for count in pattern.every if count]
+    """Return patterns with fewer checkpoints on the outermost level, which is the dearest."""
+    *inner, outermost = (count for count in pattern.every if count)
+    if not inner:
+        return []
     return [
-        Pattern(
-            pattern.interval_s,
-            spread(
-                pattern.used,
-                [
-                    count if at < len(counts) - 1 else count * factor
-                    for at, count in enumerate(counts)
-                ],
-            ),
-        )
+        Pattern(pattern.interval_s, spread(pattern.used, [*inner, outermost * factor]))
         for factor in (2, 4)
-        if len(counts) > 1
     ]
 
 

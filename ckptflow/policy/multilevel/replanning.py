@@ -27,7 +27,7 @@ from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
 from ckptflow.policy.multilevel.exact import efficiencies, efficiency
 from ckptflow.policy.multilevel.presets import Aim, cheapest, preset, score_of
 from ckptflow.policy.multilevel.rule import MultiLevel
-from ckptflow.policy.multilevel.search import Found, best_pattern
+from ckptflow.policy.multilevel.search import COARSE, Found, best_pattern
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes, format_seconds
@@ -40,7 +40,7 @@ ASSUMED_S = (10 * 86400.0, 60 * 86400.0, 60 * 86400.0, 30 * 86400.0, 365 * 86400
 """Mean time between failures of each class that nobody gave a rate."""
 
 STEP_MAX = 2.0  # From plan to plan an interval or a count changes by this factor at the most.
-_ASSUMED_WEIGHT = 0.1  # Failures that an assumed rate is worth,
+_ASSUMED_WEIGHT = 0.01  # Failures that an assumed rate is worth,
 _SURPRISED_WEIGHT = 0.1  # and part of its weight that a believed one keeps after a surprise.
 _CHANGED = 1.25  # A smaller change of an input is not worth a sentence,
 _WORTH = 1e-3  # nor a smaller gain a new plan.
@@ -185,7 +185,9 @@ def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tupl
     The first-order optimum does not look at how long recoveries take.
     """
     try:
-        found = best_pattern(system, [start] if start else [], score=score_of(system, aim))
+        found = best_pattern(
+            system, [start] if start else [], score=score_of(system, aim), strides=COARSE
+        )
         return cheapest(system, aim, found), ()
     except ConfigError as error:
         pattern = first_order_pattern(system, best_levels(system).used)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import (
+    SEARCHED_MAX,
     best_levels,
     first_order_efficiencies,
     first_order_pattern,
@@ -33,10 +34,10 @@ I64s = NDArray[np.int64]
 Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
 """From levels used, intervals, counts and efficiencies to what is to be as great as may be."""
 
-SEARCHED_MAX = 4096  # Saves of a pattern that a search goes to; its evaluation takes as long.
 PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 
-_STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
+FINE = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
+COARSE = (0.25, 0.08)  # Near enough for whom the costs are not known better than that.
 _STEPS_MAX = 60
 _ENOUGH = 1e-7  # A step that gains less is the last of its stride.
 
@@ -72,7 +73,11 @@ def level_sets(system: System) -> Iterator[tuple[bool, ...]]:
 
 
 def best_pattern(
-    system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency
+    system: System,
+    starts: Iterable[Pattern] = (),
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
 ) -> Found:
     """Return the best pattern that is found from some starts and the first-order optima.
 
@@ -80,6 +85,7 @@ def best_pattern(
         system: the levels.
         starts: where to begin besides, for example with what a surrogate says.
         score: what is to be great; the efficiency if not given.
+        strides: how near to the best it goes; `COARSE` takes less than half the time.
 
     Raises:
         ConfigError: no configuration makes progress.
@@ -92,23 +98,52 @@ def best_pattern(
     dynamic = best_levels(system).used
     chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
     begin += [first_order_pattern(system, used) for used in chosen]
-    best = _best(system, begin, score)
-    while (other := _other_levels(system, best, sets, score)).score > best.score + _ENOUGH:
+    return _onwards(system, _best(system, begin, score, strides), sets, score, strides)
+
+
+def _onwards(
+    system: System,
+    best: Found,
+    sets: Sequence[tuple[bool, ...]],
+    score: Score,
+    strides: Sequence[float],
+) -> Found:
+    """Go on to other levels as long as one more or one less is better."""
+    while True:
+        other = _other_levels(system, best, sets, score, strides)
+        if other.score <= best.score + _ENOUGH:
+            return best
         best = other
-    return best
 
 
 def _other_levels(
-    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+    system: System,
+    best: Found,
+    sets: Sequence[tuple[bool, ...]],
+    score: Score,
+    strides: Sequence[float],
 ) -> Found:
     """Return the best with one level more or one less than a pattern has, or that itself."""
-    near = [
-        used
+    found = [
+        best_on(system, used, best.pattern, score=score, strides=strides)
         for used in sets
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
     ]
-    found = [climb(system, on_levels(system, best.pattern, used), score=score) for used in near]
     return max([best, *found], key=lambda one: one.score)
+
+
+def best_on(
+    system: System,
+    used: tuple[bool, ...],
+    near: Pattern,
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
+) -> Found:
+    """Return the best on some levels, from a pattern on others and the first-order one."""
+    starts = dict.fromkeys([on_levels(system, near, used), first_order_pattern(system, used)])
+    found = [climb(system, start, score=score, strides=strides) for start in starts]
+    return max(found, key=lambda one: one.score)
 
 
 def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Pattern:
@@ -137,8 +172,8 @@ def thorough(
     Raises:
         ConfigError: no configuration makes progress.
     """
-    begin = list(starts)
-    for used in level_sets(system):
+    begin, sets = list(starts), list(level_sets(system))
+    for used in sets:
         middle = first_order_pattern(system, used)
         grid = _grid(middle)
         values = _values(system, used, grid, score)
@@ -148,7 +183,7 @@ def thorough(
         ]
     if not begin:
         raise ConfigError(no_progress(system))
-    return _best(system, begin, score)
+    return _onwards(system, _best(system, begin, score, FINE), sets, score, FINE)
 
 
 def no_progress(system: System) -> str:
@@ -171,8 +206,11 @@ def no_progress(system: System) -> str:
     )
 
 
-def _best(system: System, begin: Sequence[Pattern], score: Score) -> Found:
-    found = [climb(system, start, score=score) for start in _worth(system, begin, score)]
+def _best(
+    system: System, begin: Sequence[Pattern], score: Score, strides: Sequence[float]
+) -> Found:
+    worth = _worth(system, begin, score)
+    found = [climb(system, start, score=score, strides=strides) for start in worth]
     best = max(found, key=lambda one: one.score)
     if best.efficiency < PROGRESS_MIN:
         raise ConfigError(no_progress(system))
@@ -211,13 +249,19 @@ def _first_order(system: System, used: tuple[bool, ...]) -> float:
     )
 
 
-def climb(system: System, start: Pattern, *, score: Score = by_efficiency) -> Found:
+def climb(
+    system: System,
+    start: Pattern,
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
+) -> Found:
     """Go from a pattern to better ones, in ever smaller steps, on the same levels."""
     used = start.used
     counts = [count for count in start.every if count]
     interval_s = start.interval_s
     _, best = _value(system, start, score)
-    for stride in _STRIDES:
+    for stride in strides:
         for _ in range(_STEPS_MAX):
             patterns = _neighbours(system.using(used), interval_s, counts, stride)
             values = _values(system, used, patterns, score)

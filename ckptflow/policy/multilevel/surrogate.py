@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.multilevel.closed_form import first_order_pattern, spread
+from ckptflow.policy.multilevel.closed_form import SEARCHED_MAX, first_order_pattern, spread
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.search import SEARCHED_MAX, Score, by_efficiency, level_sets
+from ckptflow.policy.multilevel.search import Score, by_efficiency, level_sets
 from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
 
 F64s = NDArray[np.float64]
@@ -35,6 +37,23 @@ I64s = NDArray[np.int64]
 
 SHIPPED = Path(__file__).with_name("surrogate.npz")
 FORMAT = 1
+
+# What reading a damaged file, or one that is none, comes to.
+_DAMAGED = (
+    OSError, LookupError, ValueError, TypeError, EOFError, OverflowError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+_BYTES_MAX, _DEPTH_MAX = 64 << 20, 64
+
+_KINDS = (
+    "work lost", "recovery", "blocked time", "interference", "copies on their way",
+    "ratio of counts", "failing recoveries",
+)  # fmt: skip
+_OVERALL = (
+    "waste", "failures per segment", "share of recoveries", "longest recovery",
+    "failures per pattern", "number of levels",
+)  # fmt: skip
+FEATURES = len(_KINDS) * LEVELS_MAX + len(_OVERALL)
 
 _WASTE_MIN, _STRETCH_MAX = 1e-9, 20.0
 _COUNT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -185,16 +204,9 @@ class Surrogate:
 
 def feature_name(at: int) -> str:
     """Return what a feature is, in words."""
-    kinds = (
-        "work lost", "recovery", "blocked time", "interference", "copies on their way",
-        "ratio of counts", "failing recoveries",
-    )  # fmt: skip
-    if at < len(kinds) * LEVELS_MAX:
-        return f"{kinds[at // LEVELS_MAX]} of level {at % LEVELS_MAX + 1} of those used"
-    return (
-        "waste", "failures per segment", "share of recoveries", "longest recovery",
-        "failures per pattern", "number of levels",
-    )[at - len(kinds) * LEVELS_MAX]  # fmt: skip
+    if at < len(_KINDS) * LEVELS_MAX:
+        return f"{_KINDS[at // LEVELS_MAX]} of level {at % LEVELS_MAX + 1} of those used"
+    return _OVERALL[at - len(_KINDS) * LEVELS_MAX]
 
 
 def propose(
@@ -205,8 +217,9 @@ def propose(
     It looks at intervals and counts around the first-order optimum of each set of levels: the
     network at all of them, and the trees at the best of these.
 
-    Raises:
-        ConfigError: no set of levels can be used.
+    Returns:
+        The best first, at most two for each set of levels; none if of what it looked at nothing
+        may be.
     """
     best: list[tuple[float, Pattern]] = []
     for used in level_sets(system):
@@ -226,8 +239,6 @@ def propose(
         for at in np.argsort(-values)[:2]:
             found = Pattern(float(chosen[0][at]), spread(used, chosen[1][at].tolist()))
             best.append((float(values[at]), found))
-    if not best:
-        raise ConfigError("No set of levels of this system can be used.")
     best.sort(key=lambda one: -one[0])
     return [pattern for _, pattern in best[:count]]
 
@@ -280,6 +291,9 @@ def load(path: Path) -> Surrogate:
         ConfigError: it is no such file, or of another format.
     """
     try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(member.file_size for member in packed.infolist()) > _BYTES_MAX:
+                raise ConfigError(f"{path} is no surrogate: it unpacks to too many bytes.")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
@@ -289,7 +303,7 @@ def load(path: Path) -> Surrogate:
                 f"{FORMAT}: make it again with `ckptflow policy train`."
             )
         return _unpacked(arrays, about)
-    except (OSError, KeyError, ValueError, EOFError) as error:
+    except _DAMAGED as error:
         raise ConfigError(f"{path} is no surrogate: {error}") from error
 
 
@@ -315,32 +329,53 @@ def save(surrogate: Surrogate, path: Path) -> None:
 
 
 def _unpacked(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Surrogate:
-    layers = sum(name.startswith("weight") for name in arrays)
+    """Return what the arrays of a file are, all of which is checked."""
 
-    def floats(name: str) -> F64s:
-        return arrays[name].astype(np.float64)
+    def numbers(name: str, *shape: int) -> F64s:
+        found = arrays[name]
+        if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+            raise ValueError(f"{name} has what is no number")
+        if len(found.shape) != len(shape) or any(
+            0 <= wanted != size for wanted, size in zip(shape, found.shape, strict=True)
+        ):
+            raise ValueError(f"{name} has the shape {found.shape}")
+        return found.astype(np.float64)
 
-    def integers(name: str) -> I64s:
-        return arrays[name].astype(np.int64)
-
-    trees = Trees(
-        integers("trees_root"), integers("trees_feature"), floats("trees_threshold"),
-        integers("trees_left"), integers("trees_right"), floats("trees_value"),
-        float(arrays["trees_base"][0]), int(arrays["trees_depth"][0]),
-    )  # fmt: skip
-    nodes = len(trees.value)
-    in_range = [trees.root, trees.left, trees.right]
-    if not all((one >= 0).all() and (one < nodes).all() for one in in_range):
-        raise ValueError("a tree leads out of the file")
-    if trees.feature.max(initial=0) >= len(arrays["mean"]) or not 0 <= trees.depth <= 64:
-        raise ValueError("a tree asks for a feature that there is not")
-    network = Network(
-        tuple(floats(f"weight{at}") for at in range(layers)),
-        tuple(floats(f"bias{at}") for at in range(layers)),
+    mean, scale, low, high = (
+        numbers(name, FEATURES) for name in ("mean", "scale", "low", "high")
     )
+    if not (scale > 0).all() or not (low <= high).all():
+        raise ValueError("features have no extent")
+    weights: list[F64s] = []
+    for at in range(sum(name.startswith("weight") for name in arrays)):
+        weights.append(
+            numbers(f"weight{at}", weights[-1].shape[1] if weights else FEATURES, -1)
+        )
+    if not weights or weights[-1].shape[1] != 1:
+        raise ValueError("its network does not end in one number")
+    biases = [numbers(f"bias{at}", weight.shape[1]) for at, weight in enumerate(weights)]
     return Surrogate(
-        floats("mean"), floats("scale"), floats("low"), floats("high"), network, trees, about
+        mean, scale, low, high, Network(tuple(weights), tuple(biases)), _trees(numbers), about
     )
+
+
+def _trees(numbers: Callable[..., F64s]) -> Trees:
+    value = numbers("trees_value", -1)
+    nodes = len(value)
+    feature = numbers("trees_feature", nodes).astype(np.int64)
+    left, right = (
+        numbers(f"trees_{side}", nodes).astype(np.int64) for side in ("left", "right")
+    )
+    root = numbers("trees_root", -1).astype(np.int64)
+    if not all(((one >= 0) & (one < nodes)).all() for one in (root, left, right)):
+        raise ValueError("a tree leads out of the file")
+    if not ((feature >= 0) & (feature < FEATURES)).all():
+        raise ValueError("a tree asks for a feature that there is not")
+    depth = float(numbers("trees_depth", 1)[0])
+    if not 0 <= depth <= _DEPTH_MAX:
+        raise ValueError(f"a tree is {depth:g} deep")
+    threshold, base = numbers("trees_threshold", nodes), float(numbers("trees_base", 1)[0])
+    return Trees(root, feature, threshold, left, right, value, base, int(depth))
 
 
 def used_rows(system: System, used: Sequence[bool]) -> F64s:

@@ -24,12 +24,13 @@ from ckptflow.policy.multilevel.presets import (
     score_of,
 )
 from ckptflow.policy.multilevel.search import (
+    PROGRESS_MIN,
     Found,
+    best_on,
     best_pattern,
     climb,
     level_sets,
     no_progress,
-    on_levels,
     thorough,
 )
 from ckptflow.policy.multilevel.surrogate import Surrogate, propose, used_rows
@@ -166,6 +167,8 @@ def _answer(
     if surrogate is None:
         return _exact(system, aim), "exact search; there is no surrogate"
     proposals = propose(system, surrogate, score=score)
+    if not proposals:
+        return _exact(system, aim), "exact search; the surrogate knows no pattern that may be"
     outside = _outside(system, surrogate, proposals[0])
     if outside:
         what = ", ".join(outside[:3])
@@ -178,7 +181,7 @@ def _answer(
         return found, "the surrogate's proposals, refined by exact evaluation"
     first = proposals[0]
     value = efficiency(system, first)
-    if value <= 0:
+    if value < PROGRESS_MIN:
         raise ConfigError(no_progress(system))
     return Found(first, value, value), "the surrogate's proposal"
 
@@ -295,11 +298,7 @@ def _alternatives(
     for used in level_sets(system):
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) != 1:
             continue
-        near = on_levels(system, best.pattern, used)
-        starts = [near, first_order_pattern(system, used)]
-        other = max(
-            (climb(system, start, score=score) for start in starts), key=lambda one: one.score
-        )
+        other = best_on(system, used, best.pattern, score=score)
         found.append(Alternative(chosen, other.pattern, other.efficiency))
     return tuple(sorted(found, key=lambda one: -one.efficiency))
 
@@ -334,19 +333,33 @@ def _reasons(
             if name != redundancy
         )
         said.append(f"Redundancy {redundancy}: expected {found.efficiency:.4f}; {others}.")
-    if aim.far_every_s is not None:
-        far = longest_far_s(system, pattern)
+    if system.lost_rate_per_s and system.work_s is None:
         said.append(
-            f"Preset {aim.name}: {format_seconds(far)} of computing between checkpoints on "
-            f"level 3 or beyond, at most {format_seconds(aim.far_every_s)}."
-            if far < math.inf
-            else f"Preset {aim.name} asks for level 3 or beyond, and there is none."
+            f"Failures that no level survives come every "
+            f"{format_seconds(1 / system.lost_rate_per_s)} and begin the task again; how long "
+            f"it is is not known, so they are not counted."
         )
+    if aim.far_every_s is not None:
+        said.append(_about_far(aim, aim.far_every_s, longest_far_s(system, pattern)))
     if aim.give_up:
         said.append(
             f"Preset {aim.name}: up to {100 * aim.give_up:.3g} % of the time for lower cost."
         )
     return tuple(said)
+
+
+def _about_far(aim: Aim, wanted_s: float, far_s: float) -> str:
+    if math.isinf(far_s):
+        return f"Preset {aim.name} asks for level 3 or beyond, and there is none."
+    said = (
+        f"Preset {aim.name}: {format_seconds(far_s)} of computing between checkpoints on level "
+        f"3 or beyond"
+    )
+    if far_s <= wanted_s * (1 + 1e-6):
+        return f"{said}, at most {format_seconds(wanted_s)}."
+    return (
+        f"{said}; {format_seconds(wanted_s)}, as it asks for, is more often than copies arrive."
+    )
 
 
 def _turned(
