@@ -38,7 +38,7 @@ from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.reading import Reading
 from ckptflow.checkpointer.steering import PlanChange, Steering
-from ckptflow.checkpointer.surroundings import surroundings
+from ckptflow.checkpointer.surroundings import boot_id, surroundings
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.checkpointer.writer import SaveRequest, Writer
 from ckptflow.data.fit import ABSENT
@@ -455,6 +455,7 @@ class Checkpointer(Reading):
             self._retention,
             pace=self._pace,
             told=self._planned,
+            boot=boot_id(),
         )
 
     def _planned(self, change: PlanChange) -> None:
