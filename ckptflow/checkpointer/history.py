@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.steering import Steering
 from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
@@ -145,8 +146,9 @@ class History:
             restored_from=holds[0] if holds else None,
             restore_s=restore_s,
             was_failure=bool(lost) and lost[-1],
-            others=sum(lost[:-1]),
+            silent=sum(lost[:-1]),
             holds={one.name for one in holds},
+            others=pace_of_others(self.lineage) if steering.learns else (),
         )
 
     def _interrupted(self) -> list[bool]:

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,14 @@ class PlanChange:
     step: int
     plan: Plan
     before: Plan | None
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count}" for name, count in self.plan.counts.items())
+        why = "; ".join(self.plan.reasons)
+        return (
+            f"from step {self.step} on a save every {self.plan.interval_s:.4g} s, of which one "
+            f"in so many goes to each tier: {counts} ({why})"
+        )
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -118,8 +126,9 @@ class Steering:
         restored_from: Tier | None,
         restore_s: float,
         was_failure: bool,
-        others: int = 0,
+        silent: int = 0,
         holds: Collection[str] | None = None,
+        others: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """The attempt begins to compute.
 
@@ -129,11 +138,13 @@ class Steering:
             restored_from: the innermost tier that had it; ``None``: nothing was restored.
             restore_s: how long the restore took.
             was_failure: whether the attempt before was interrupted, and not stopped in time.
-            others: how many were before it, after that checkpoint, and saved nothing. What
+            silent: how many were before it, after that checkpoint, and saved nothing. What
                 became of them is not known: they count as processes that died.
             holds: the tiers that have the restored checkpoint, if that is known.
+            others: what checkpoints of other tasks have of `kept`.
         """
         failures, observed_s = _taken_over(kept)
+        elsewhere = [_taken_over(one) for one in others]
         names = {tier.name for tier in self._tiers}
         with self._lock:
             self._began_s, self._observed_s = self._clock(), observed_s
@@ -154,13 +165,19 @@ class Steering:
             if restored_from is not None and was_failure:
                 failures[self._class_of_failure(kept, restored_from)] += 1.0
             if restored_from is not None:
-                failures[0] += others
+                failures[0] += silent
             if (total := sum(failures)) > _FORGETTING:
                 failures = [one * _FORGETTING / total for one in failures]
                 self._observed_s *= _FORGETTING / total
             a, b, c, d, e = failures
             restores = {} if restored_from is None else {restored_from.name: restore_s}
-            self._known = replace(self._known, failures=(a, b, c, d, e), restores_s=restores)
+            self._known = replace(
+                self._known,
+                failures=(a, b, c, d, e),
+                restores_s=restores,
+                failures_elsewhere=_summed([counts for counts, _ in elsewhere]),
+                observed_elsewhere_s=sum(seconds for _, seconds in elsewhere),
+            )
         self.consider(-1 if restored_step is None else restored_step)
 
     def _class_of_failure(self, kept: Mapping[str, Any], restored_from: Tier) -> int:
@@ -305,6 +322,11 @@ class Steering:
     # --- what is known ---
 
     @property
+    def learns(self) -> bool:
+        """Whether the plan changes with what is met."""
+        return self._rule.replan
+
+    @property
     def planned_s(self) -> float | None:
         """Computing time between two saves; ``None`` while there is no plan."""
         return self.plan.interval_s if self.plan else None
@@ -392,6 +414,11 @@ def _taken_over(kept: Mapping[str, Any]) -> tuple[list[float], float]:
     if not all(map(_is_amount, failures)) or not _is_amount(observed_s):
         return [0.0] * _CLASSES, 0.0
     return [float(one) for one in failures], float(observed_s or 0.0)
+
+
+def _summed(counts: Sequence[Sequence[float]]) -> tuple[float, float, float, float, float]:
+    a, b, c, d, e = (sum(one[at] for one in counts) for at in range(_CLASSES))
+    return a, b, c, d, e
 
 
 def _by_tier(kept: Mapping[str, Any], what: str) -> dict[str, float]:

@@ -11,8 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.kept import KeptSnapshots
+from ckptflow.checkpointer.requests import SaveRequest, Written
 from ckptflow.checkpointer.runners import Hanging, Runner, Turn
 from ckptflow.checkpointer.taking import Captured
 from ckptflow.checkpointer.ticket import Ticket
@@ -48,37 +48,6 @@ from ckptflow.tiers.tier import Tier
 from ckptflow.tiers.watched import WatchedTier
 
 _log = logging.getLogger("ckptflow")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """A captured state to be written.
-
-    Attributes:
-        ticket: who waits for it.
-        captured: its structure and bytes; nobody changes them until they are released.
-        metrics: numbers from the application.
-        first: the tier to write it to; others are tried if it fails.
-        outer: tiers to copy it to afterwards.
-        hooks: what else is to be done.
-    """
-
-    ticket: Ticket
-    captured: Captured
-    metrics: Mapping[str, float]
-    first: Tier
-    outer: Sequence[Tier]
-    hooks: Hooks
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one save came to."""
-
-    step: int
-    state_bytes: int
-    stored_bytes: int
-    duration_s: float
 
 
 class _Unrecorded(Exception):

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ckptflow.cli import output, tuning_text
-from ckptflow.cli.naming import DEFAULT_SITE, SITE_VARIABLE
+from ckptflow.cli.naming import site_named
 from ckptflow.cli.output import JsonOption
 from ckptflow.cli.runs import SetOption, SiteOption, StoreOption, UserOption
+from ckptflow.cli.tuning_options import (
+    ChangedOption,
+    DetectionOption,
+    FailuresOption,
+    MtbfOption,
+    NodesOption,
+    PlotOption,
+    PresetOption,
+    QueueOption,
+    QuickOption,
+    ReallocationOption,
+    RedundancyOption,
+    RestartOption,
+    RunArgument,
+    StateOption,
+    StoredOption,
+    TierOption,
+    WorkOption,
+    WritersOption,
+)
 from ckptflow.errors import ConfigError
-from ckptflow.plan.met import Met, compared
-from ckptflow.plan.schemes import WANTED
+from ckptflow.plan.calibration import find_calibration
+from ckptflow.plan.met import Comparison, Met, compared
 from ckptflow.plan.site_lines import site_lines
-from ckptflow.plan.sources import Measured, parse_tier
+from ckptflow.plan.sources import parse_tier
 from ckptflow.plan.tune import Answer, Request, reaction_of, tune_site, workload_of
-from ckptflow.policy.failures.known import KNOWN
-from ckptflow.policy.multilevel.presets import PRESETS
 from ckptflow.policy.multilevel.surrogate import shipped
 from ckptflow.site import Site, load_site
 from ckptflow.site.layers import parse_setting
@@ -28,76 +43,27 @@ from ckptflow.units import parse_bytes, parse_seconds
 
 @output.reports_errors
 def tune_command(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN[/TASK]]", help="A run: with what it has met, beside what it did."
-        ),
-    ] = None,
+    run: RunArgument = None,
     *,
     site: SiteOption = None,
     store: StoreOption = None,
-    state: Annotated[
-        str | None, typer.Option("--state", help="State of all processes together: 400GB.")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", help="That run together; the site's if not given.")
-    ] = None,
-    writers: Annotated[
-        int | None,
-        typer.Option("--writers", help="Processes of a node that save; the site's workers."),
-    ] = None,
-    changed: Annotated[
-        float | None,
-        typer.Option("--changed", help="Part of the state that differs from save to save."),
-    ] = None,
-    stored: Annotated[
-        float, typer.Option("--stored", help="Bytes stored for each that differs: compression.")
-    ] = 1.0,
-    work: Annotated[
-        str | None, typer.Option("--work", help="Computing time of the whole task: 500h.")
-    ] = None,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="|".join(PRESETS), help="What matters besides.")
-    ] = "fast",
-    failures: Annotated[
-        str | None,
-        typer.Option("--failures", metavar="|".join(KNOWN), help="Rates that were published."),
-    ] = None,
-    mtbf: Annotated[
-        str | None,
-        typer.Option("--mtbf", help="Mean time between failures of all nodes together: 6h."),
-    ] = None,
-    redundancy: Annotated[
-        str,
-        typer.Option(
-            "--redundancy", metavar="|".join(WANTED), help="Between nodes; auto compares."
-        ),
-    ] = "site",
-    tiers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tier", help="What a tier can do: nvme:write=3.7GB,read=8GB,capacity=1TB; repeat."
-        ),
-    ] = None,
-    detection: Annotated[
-        str | None, typer.Option("--detection", help="Until a failure is noticed.")
-    ] = None,
-    restart: Annotated[
-        str | None, typer.Option("--restart", help="Until processes run again.")
-    ] = None,
-    reallocation: Annotated[
-        str | None, typer.Option("--reallocation", help="Until another node is there.")
-    ] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", help="Until another allocation begins.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Folder for drawings, as PNG files.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Take the surrogate's word; compare nothing.")
-    ] = False,
+    state: StateOption = None,
+    nodes: NodesOption = None,
+    writers: WritersOption = None,
+    changed: ChangedOption = None,
+    stored: StoredOption = 1.0,
+    work: WorkOption = None,
+    preset: PresetOption = "fast",
+    failures: FailuresOption = None,
+    mtbf: MtbfOption = None,
+    redundancy: RedundancyOption = "site",
+    tiers: TierOption = None,
+    detection: DetectionOption = None,
+    restart: RestartOption = None,
+    reallocation: ReallocationOption = None,
+    queue: QueueOption = None,
+    plot: PlotOption = None,
+    quick: QuickOption = False,
     user: UserOption = None,
     settings: SetOption = None,
     json_output: JsonOption = False,
@@ -107,11 +73,7 @@ def tune_command(
     Ends with 1 if no configuration makes progress.
     """
     met, chosen = _met(run, site, store, user, settings)
-    measured = _calibration(chosen)
-    seconds = {
-        "detection_s": detection, "restart_s": restart,
-        "reallocation_s": reallocation, "queue_s": queue,
-    }  # fmt: skip
+    measured = find_calibration(chosen)
     request = Request(
         workload=workload_of(
             chosen,
@@ -120,33 +82,43 @@ def tune_command(
             writers_per_node=writers,
             changed=_changed(changed, met),
             stored=stored,
-            work_s=None if work is None else parse_seconds(work),
+            work_s=_seconds(work),
             measured=measured,
         ),
         reaction=reaction_of(
             chosen,
-            **{
-                name: None if text is None else parse_seconds(text)
-                for name, text in seconds.items()
-            },
+            detection_s=_seconds(detection),
+            restart_s=_seconds(restart),
+            reallocation_s=_seconds(reallocation),
+            queue_s=_seconds(queue),
         ),
         aim=preset,
         failures=failures,
-        mtbf_s=None if mtbf is None else parse_seconds(mtbf),
+        mtbf_s=_seconds(mtbf),
         redundancy=redundancy,
         tiers=tuple(parse_tier(text) for text in tiers or ()),
     )
     answer = tune_site(
         chosen, request, measured=measured, met=met, surrogate=shipped(), refine=not quick
     )
+    _show(chosen, answer, met, plot, as_json=json_output)
+
+
+def _show(
+    site: Site, answer: Answer, met: Met | None, plot: Path | None, *, as_json: bool
+) -> None:
     comparison = None if met is None else compared(met, answer.tuning)
-    lines = site_lines(chosen, answer)
+    lines = site_lines(site, answer)
     drawn = _plots(answer, plot)
     output.show(
         _document(answer, met, comparison, lines, drawn),
         lambda console: tuning_text.show(console, answer, comparison, lines, drawn),
-        as_json=json_output,
+        as_json=as_json,
     )
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else parse_seconds(text)
 
 
 def _met(
@@ -162,9 +134,8 @@ def _met(
             raise ConfigError(
                 "--store says where a run is: name the run, too, or leave it out."
             )
-        name = site or os.environ.get(SITE_VARIABLE) or DEFAULT_SITE
         overrides = dict(parse_setting(text) for text in settings or ())
-        return None, load_site(name, user=user, overrides=overrides, purpose="show")
+        return None, load_site(site_named(site), user=user, overrides=overrides, purpose="show")
     if user is not None or settings:
         raise ConfigError("--user and --set are for a site alone; a run has its own.")
     from ckptflow.workflow.seeing.met import met_by
@@ -172,19 +143,9 @@ def _met(
 
     name, _, task = run.partition("/")
     place = find_run(name, site=site, store=store)
-    return met_by(place.story(manifests=False), task or None), place.site
-
-
-def _calibration(site: Site) -> Measured | None:
-    """Return what was measured of a site, if it was."""
-    try:
-        from ckptflow.plan.calibration import (  # type: ignore[import-not-found, unused-ignore]
-            find_calibration,
-        )
-    except ImportError:
-        return None
-    found: Measured | None = find_calibration(site)
-    return found
+    met = met_by(place.story(manifests=False), task or None)
+    # The site as its file says it, which is what was calibrated; a run has absolute paths.
+    return met, place.site if store else load_site(site_named(site), purpose="show")
 
 
 def _state_bytes(state: str | None, met: Met | None) -> float:
@@ -213,7 +174,11 @@ def _plots(answer: Answer, folder: Path | None) -> tuple[Path, ...]:
 
 
 def _document(
-    answer: Answer, met: Met | None, comparison: Any, lines: str, drawn: tuple[Path, ...]
+    answer: Answer,
+    met: Met | None,
+    comparison: Comparison | None,
+    lines: str,
+    drawn: tuple[Path, ...],
 ) -> dict[str, Any]:
     """Return what ``--json`` prints; levels by the names of their tiers."""
     tuning = answer.tuning
@@ -234,7 +199,7 @@ def _document(
         "parts": tuning.parts,
         "sensitivity": tuning.sensitivity,
         "alternatives": tuning.alternatives,
-        "reasons": tuning.reasons,
+        "reasons": answer.reasons,
         "method": tuning.method,
         "notes": answer.notes,
         "failures": {"per_s": answer.way.rates.per_s, "source": answer.failures},

@@ -43,7 +43,7 @@ def show(
     if comparison is not None:
         _print_comparison(console, comparison, tuning.system)
     _print_tables(console, answer)
-    for reason in tuning.reasons:
+    for reason in answer.reasons:
         say(reason)
     say(f"failures: {_failures(answer)}")
     for path in drawn:

@@ -123,7 +123,7 @@ bool read_surroundings(const Buffer &buffer, int level_count, levels::Surroundin
         static_cast<int>(given[8]), static_cast<std::int64_t>(given[9]), static_cast<int>(given[10])};
     // An allocation that ends before it can be stopped would end again and again at one instant.
     return around->taken_class < level_count &&
-           (around->walltime == 0 || around->walltime > around->stop);
+           (around->walltime == 0 || around->walltime > around->stop + around->resume);
 }
 
 PyObject *simulate_pattern(PyObject *, PyObject *args) {

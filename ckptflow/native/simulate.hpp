@@ -95,7 +95,7 @@ class Simulation {
             arrivals_.emplace_back(laws[at], mixed(seed, at));
         }
         look_ahead();
-        allocation_ends_ = around_.walltime > 0 ? around_.walltime : kNever;
+        begin_allocation();
     }
 
     // Moves the frontier on by some positions and says what that took. False: out of events.
@@ -184,8 +184,9 @@ class Simulation {
             account_->copies[at]++;
             flying_.push_back({position_, at});
         }
-        make_room();
+        const std::int64_t before = newest_[0];  // It stayed until this one was there.
         land();
+        make_room(before);
     }
 
     // The copies that have arrived by now.
@@ -201,13 +202,14 @@ class Simulation {
         }
     }
 
-    // What is on its way outward stays on the innermost level; if there is no room, the oldest goes.
-    void make_room() {
+    // What is on its way outward stays on the innermost level, besides this checkpoint and the one
+    // before; if there is no room, the oldest goes.
+    void make_room(std::int64_t last) {
         if (around_.capacity <= 0) return;
         while (true) {
-            std::int64_t held = 2, oldest = position_, before = -1;  // The newest, and this one.
+            std::int64_t held = 2, oldest = position_, before = -1;
             for (const Copy &copy : flying_) {
-                if (copy.position == position_ || copy.position == newest_[0]) continue;
+                if (copy.position == position_ || copy.position == last) continue;
                 held += copy.position != before;
                 before = copy.position;
                 oldest = std::min(oldest, copy.position);
@@ -222,7 +224,9 @@ class Simulation {
     }
 
     void fail() {
+        allocation_lost_ = false;
         go_back(recovered(take_failure()));
+        if (allocation_lost_) begin_allocation();  // The recovery had its wait for another one.
     }
 
     // The failure that is next happens; returns its class.
@@ -231,9 +235,7 @@ class Simulation {
         account_->failures[law]++;
         account_->events++;
         miss();
-        if (law >= around_.allocation_law && around_.walltime > 0) {
-            allocation_ends_ = now_ + around_.walltime;
-        }
+        if (law >= around_.allocation_law) allocation_lost_ = true;
         if (law >= around_.node_law && around_.spares >= 0) replace_node();
         return klass;
     }
@@ -307,9 +309,9 @@ class Simulation {
         now_ += around_.stop;
         account_->blocked += around_.stop;
         pause(around_.queue);
+        begin_allocation();
         now_ += around_.resume;
         account_->recovery += around_.resume;
-        allocation_ends_ = now_ + around_.walltime;
         skip();
     }
 
@@ -324,8 +326,8 @@ class Simulation {
         }
         account_->again += done;
         pause(around_.queue);
+        begin_allocation();
         go_back(recovered(around_.taken_class));
-        allocation_ends_ = around_.walltime > 0 ? now_ + around_.walltime : kNever;
         skip();
         return false;
     }
@@ -334,7 +336,10 @@ class Simulation {
     void skip() {
         while (next_ <= now_) miss();
         while (preemptions_.next() <= now_) preemptions_.pass();
-        if (around_.walltime <= 0) allocation_ends_ = kNever;
+    }
+
+    void begin_allocation() {
+        allocation_ends_ = around_.walltime > 0 ? now_ + around_.walltime : kNever;
     }
 
     const Pattern &pattern_;
@@ -350,6 +355,7 @@ class Simulation {
     std::int64_t position_ = 0, frontier_ = 0;
     double now_ = 0, next_ = kNever, allocation_ends_ = kNever, events_max_ = 0;
     std::size_t next_law_ = 0;
+    bool allocation_lost_ = false;
     Account *account_ = nullptr;
 };
 

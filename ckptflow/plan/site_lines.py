@@ -9,6 +9,7 @@ import math
 
 from ckptflow.plan.schemes import DEFAULT_NAME, LEVEL, redundant_model
 from ckptflow.plan.tune import Answer
+from ckptflow.policy.multilevel.costs import Reaction
 from ckptflow.policy.multilevel.system import Pattern, System
 from ckptflow.site import Site
 from ckptflow.store.redundancy.scheme import Scheme
@@ -20,10 +21,15 @@ def site_lines(site: Site, answer: Answer) -> str:
     """Return the lines of TOML for an answer, with the redundant tier if the site needs one."""
     aim = answer.request.aim
     every = "multilevel" if aim == "fast" else f"multilevel,{aim}"
+    work_s = answer.request.workload.work_s
+    work = "" if work_s is None else f'work = "{work_s:.10g}s"\n'
+    queue_s = answer.request.reaction.queue_s
+    queue = "" if queue_s == Reaction().queue_s else f'queue = "{queue_s:.10g}s"\n'
     policy = (
         f"[policy]\n"
         f'every = "{every}"\n'
         f"pattern = {pattern_text(answer.tuning.system, answer.pattern)}\n"
+        f"{work}{queue}"
     )
     return policy + _redundancy_lines(site, answer)
 

@@ -149,6 +149,8 @@ def sourced_tiers(
     found, notes = _of_site(site, nodes, measured)
     for one in given:
         known = found.get(one.name)
+        if known is None:
+            notes.append(f"Tier {one.name!r} is none of the site's: add it to its [[tiers]].")
         found[one.name] = Sourced(_overlaid(one, known), "given", "given, where it was given")
     guessed = [name for name, one in found.items() if one.origin == "typical"]
     if guessed:

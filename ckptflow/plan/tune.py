@@ -91,6 +91,7 @@ class Answer:
         tuning: the policy's answer.
         way: the system that it is for.
         pattern: the policy's, and what is protected between nodes is on their own tier, too.
+        reasons: the policy's, for that pattern.
         failures: where the rates are from, in words.
         notes: what is to be said besides.
     """
@@ -100,6 +101,7 @@ class Answer:
     tuning: Tuning
     way: Way
     pattern: Pattern
+    reasons: tuple[str, ...]
     failures: str
     notes: tuple[str, ...]
 
@@ -183,6 +185,7 @@ def tune_site(
     tiers, notes = sourced_tiers(
         site, nodes=request.workload.nodes, measured=measured, given=request.tiers
     )
+    tiers = tiers if met is None else tuple(_as_met(one, met) for one in tiers)
     wanted = schemes(site, request.redundancy, nodes=request.workload.nodes)
     ways = {label(one): _way(site, request, one, tiers, met) for one in wanted}
     try:
@@ -202,9 +205,16 @@ def tune_site(
         tuning=found,
         way=way,
         pattern=_founded(way, found.pattern),
+        reasons=_reasons(way, found),
         failures=_failures_text(site, request, met),
         notes=(*notes, *_unneeded(way)),
     )
+
+
+def _as_met(tier: Sourced, met: Met) -> Sourced:
+    if tier.costs.name not in met.latency_s:
+        return tier
+    return replace(tier, detail=f"copies as the run met them, restores: {tier.detail}")
 
 
 def _way(
@@ -298,6 +308,21 @@ def _founded(way: Way, pattern: Pattern) -> Pattern:
             0,
         )
     return Pattern(pattern.interval_s, tuple(every))
+
+
+def _reasons(way: Way, found: Tuning) -> tuple[str, ...]:
+    """Return the reasons of the policy, but for a tier that redundancy needs."""
+    founded, said = _founded(way, found.pattern), list(found.reasons)
+    for at, level in enumerate(found.system.levels):
+        name = f"Level {level.number} ({level.name})"
+        if founded.every[at] != found.pattern.every[at]:
+            said = [
+                f"{name} holds what redundancy between nodes protects."
+                if one.startswith(f"{name} is not used")
+                else one
+                for one in said
+            ]
+    return tuple(said)
 
 
 def _doubt(tiers: Sequence[Sourced]) -> Doubt:

@@ -120,12 +120,14 @@ class PolicyModel(Strict):
 
     def multilevel(self, rule: MultiLevel) -> MultiLevel:
         """Return a multi-level rule with what this policy says besides."""
-        made = replace(rule, work_s=self.work_s, queue_s=self.queue_s, replan=self.replan)
-        if self.pattern is None:
-            return made
         pattern = self.pattern
         return replace(
-            made, interval_s=pattern.interval_s, counts=tuple(pattern.counts.items())
+            rule,
+            work_s=self.work_s,
+            queue_s=self.queue_s,
+            replan=self.replan,
+            interval_s=pattern.interval_s if pattern else None,
+            counts=tuple(pattern.counts.items()) if pattern else (),
         )
 
     @field_validator("every")

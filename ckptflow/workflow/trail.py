@@ -221,13 +221,13 @@ class TellingCheckpointer(Checkpointer):
 
     def _written_fields(self, step: int) -> dict[str, Any]:
         """Return what a save came to; the writer notes it before it tells of the commit."""
-        found = [one for writer in self._writers for one in writer.written if one.step == step]
-        if not found:
+        one = self._written(step)
+        if one is None:
             return {}
         return {
-            "state_bytes": found[-1].state_bytes,
-            "stored_bytes": found[-1].stored_bytes,
-            "duration_s": round(found[-1].duration_s, 6),
+            "state_bytes": one.state_bytes,
+            "stored_bytes": one.stored_bytes,
+            "duration_s": round(one.duration_s, 6),
         }
 
     def tell_last_step(self) -> None:

@@ -31,7 +31,11 @@ from ckptflow.policy.multilevel.search import thorough
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 
 # A fixture lets it all happen, so the first test waits for long.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm-policy")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("slurm-policy"),
+]
 
 RUN, TASK = "steered", "count-name=task0"
 SIZE, PAUSE_S = 2_000_000, 0.05
@@ -192,7 +196,9 @@ class SteeredRun(DisturbedRun):
         for path in sorted((self.folder / "store/runs" / RUN / "trail").glob("*.jsonl")):
             whole, _, _ = path.read_text().rpartition("\n")  # The last may be half written.
             found += [json.loads(text) for text in whole.splitlines()]
-        return sorted((one for one in found if one["task"] == TASK), key=lambda one: one["time"])
+        return sorted(
+            (one for one in found if one["task"] == TASK), key=lambda one: one["time"]
+        )
 
     def told(self, event: str, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the events of one kind, of all attempts or of one."""
@@ -519,5 +525,6 @@ def test_the_last_plan_is_the_best_for_what_was_met(record: Record) -> None:
 
 def test_the_result_has_the_bits_of_an_undisturbed_run(record: Record) -> None:
     assert record.digests == {
-        name: steered.undisturbed(name, SIZE, steps) for name, steps in record.last_steps.items()
+        name: steered.undisturbed(name, SIZE, steps)
+        for name, steps in record.last_steps.items()
     }

@@ -65,13 +65,13 @@ class Task:
         kept: Mapping[str, Any] | None = None,
         *,
         level: int | None = None,
-        others: int = 0,
+        silent: int = 0,
         holds: Collection[str] | None = None,
     ) -> None:
         tier = next((one for one in self.tiers if one.level == level), None)
         self.steering.start(
             kept or {}, restored_step=None if tier is None else 1, restored_from=tier,
-            restore_s=1.0, was_failure=True, others=others, holds=holds,
+            restore_s=1.0, was_failure=True, silent=silent, holds=holds,
         )  # fmt: skip
 
     def place(self, step: int) -> dict[str, bool]:
@@ -99,7 +99,7 @@ class Task:
 
 
 def failures_after(
-    counts: tuple[tuple[str, int], ...], *, level: int, boot: str, others: int = 0
+    counts: tuple[tuple[str, int], ...], *, level: int, boot: str, silent: int = 0
 ) -> list[float]:
     """Return the failures that an attempt knows of after one that saved by some counts."""
     rule = replace(RULE, counts=counts, replan=False)
@@ -107,7 +107,7 @@ def failures_after(
     before.start()
     before.save(1)
     after = Task(rule, boot=boot)
-    after.start(before.kept(), level=level, others=others)
+    after.start(before.kept(), level=level, silent=silent)
     found: list[float] = after.steering.kept()["failures"]
     return found
 
@@ -137,8 +137,8 @@ def test_where_nobody_knows_the_start_of_a_node_the_level_tells() -> None:
 
 
 def test_attempts_that_saved_nothing_count_too() -> None:
-    assert failures_after(PATTERN, level=0, boot="boot-1", others=2) == [3, 0, 0, 0, 0]
-    assert failures_after(PATTERN, level=3, boot="boot-2", others=1) == [1, 0, 0, 1, 0]
+    assert failures_after(PATTERN, level=0, boot="boot-1", silent=2) == [3, 0, 0, 0, 0]
+    assert failures_after(PATTERN, level=3, boot="boot-2", silent=1) == [1, 0, 0, 1, 0]
 
 
 def test_this_start_of_this_node_has_a_name_of_its_own() -> None:

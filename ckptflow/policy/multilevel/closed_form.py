@@ -99,7 +99,9 @@ def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
         before = counts[-1] if counts else 1
         least = math.ceil(level.latency_s / (interval_s * level.in_flight))
         ratio = max(period / interval_s, least, 1.0) / before if counts else 1.0
-        counts.append(before * max(1, round(min(ratio, SEARCHED_MAX / before))))
+        counts.append(
+            before * max(1, min(round(min(ratio, SEARCHED_MAX)), SEARCHED_MAX // before))
+        )
         while counts[-1] < least and counts[-1] + before <= SEARCHED_MAX and len(counts) > 1:
             counts[-1] += before
     return Pattern(interval_s, spread(used, counts))

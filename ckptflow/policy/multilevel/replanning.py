@@ -42,6 +42,7 @@ ASSUMED_S = (10 * 86400.0, 60 * 86400.0, 60 * 86400.0, 30 * 86400.0, 365 * 86400
 STEP_MAX = 2.0  # From plan to plan an interval or a count changes by this factor at the most.
 _ASSUMED_WEIGHT = 0.01  # Failures that an assumed rate is worth,
 _SURPRISED_WEIGHT = 0.1  # and part of its weight that a believed one keeps after a surprise.
+_ELSEWHERE = 0.5  # What another task met counts half.
 _CHANGED = 1.25  # A smaller change of an input is not worth a sentence,
 _WORTH = 1e-3  # nor a smaller gain a new plan.
 
@@ -61,6 +62,8 @@ class Knowledge:
         free_bytes: per tier, room that is left; tiers of which it is not known are missing.
         failures: interruptions that were no planned stops, by class.
         observed_s: time in which these were met.
+        failures_elsewhere: likewise of other tasks of the run.
+        observed_elsewhere_s: time in which those were met.
     """
 
     tiers: tuple[tuple[str, int], ...]
@@ -73,6 +76,8 @@ class Knowledge:
     free_bytes: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     observed_s: float = 0.0
+    failures_elsewhere: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    observed_elsewhere_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +213,11 @@ def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str
         belief if rate else Belief(_ASSUMED_WEIGHT, _ASSUMED_WEIGHT * assumed_s)
         for belief, rate, assumed_s in zip(prior.classes, given.per_s, ASSUMED_S, strict=True)
     ]
-    said: list[str] = []
+    a, b, c, d, e = classes
+    told = Beliefs((a, b, c, d, e)).updated(
+        known.failures_elsewhere, known.observed_elsewhere_s, weight=_ELSEWHERE
+    )
+    classes, said = list(told.classes), list[str]()
     for at, (belief, count) in enumerate(zip(classes, known.failures, strict=True)):
         whole = math.floor(count)
         # One may come at any time: that is an accident.

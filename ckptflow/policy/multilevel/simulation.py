@@ -46,7 +46,7 @@ class Surroundings:
     """What there is around levels. Times in seconds; 0 means: no such thing.
 
     Attributes:
-        walltime_s: of an allocation, at whose end the task stops in time.
+        walltime_s: of an allocation, at whose end the task stops in time and loses nothing.
         stop_s: what its save before that takes.
         queue_s: from the end of an allocation to the beginning of the next.
         resume_s: restoring after a planned stop.
@@ -77,10 +77,11 @@ class Surroundings:
         for name in ("walltime_s", "stop_s", "queue_s", "resume_s", "notice_s", "repair_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is 0 s or more, got {getattr(self, name)}.")
-        if self.walltime_s and self.walltime_s <= self.stop_s:
+        if self.walltime_s and self.walltime_s <= self.stop_s + self.resume_s:
             raise ConfigError(
-                f"An allocation of {self.walltime_s} s ends before a save of {self.stop_s} s "
-                f"is done: no configuration makes progress."
+                f"An allocation of {self.walltime_s} s ends before a restore of "
+                f"{self.resume_s} s and a save of {self.stop_s} s are done: no configuration "
+                f"makes progress."
             )
         if self.spares is not None and self.spares < 0:
             raise ConfigError(f"There cannot be {self.spares} spare nodes.")

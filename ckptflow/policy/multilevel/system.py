@@ -131,7 +131,7 @@ class System:
     @property
     def rate_per_s(self) -> float:
         """Of all failures together, but for those that nothing survives."""
-        return math.fsum(level.rate_per_s for level in self.levels)
+        return sum(level.rate_per_s for level in self.levels)
 
     @property
     def mtbf_s(self) -> float:

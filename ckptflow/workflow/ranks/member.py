@@ -264,7 +264,7 @@ class RankCheckpointer(TellingCheckpointer, ShardedCheckpointer):
             **objects,
         )
         if isinstance(when, MultiLevel):  # All ranks have the same pattern, and keep it.
-            self._steer(replace(when, replan=False), fields["flush_every"])
+            self._placing.steer(replace(when, replan=False))
         if not counts_steps:
             self._interval = _Agreed(self._lease, when if member.place.rank == 0 else None)
         member.last_saves = self._finish_saves
