@@ -1,8 +1,8 @@
-"""The multi-level policy on real Slurm, all five levels in use, and failures that nobody told of.
+"""The multi-level policy on real Slurm: all five levels in use, and a rate that is not true.
 
-The site is tuned by `ckptflow tune`; a workflow of two tasks (`steered.py`) runs by that pattern
-on two nodes; and the worker of one task is killed again and again, as its trail goes on. It is
-then held still, so that what the policy says of checkpoints can be compared with the store.
+The site is tuned by `ckptflow tune`; two tasks (`steered.py`) run by that pattern, each on a
+node; and the worker of one is killed far oftener than the site believes. Then they are held
+still, so that what the policy says of checkpoints can be compared with what the tiers hold.
 """
 
 from __future__ import annotations
@@ -458,7 +458,10 @@ def test_where_the_nodes_are_not_seen_nothing_is_said_of_what_is_there(record: R
 
 
 def test_rates_are_those_of_what_was_believed_and_met(record: Record) -> None:
-    """By hand: what is believed counts as two failures, and a tenth of that after a surprise."""
+    """By hand: what is believed counts as two failures, or a tenth of that if it was wrong.
+
+    That the other task has met nothing in these seconds is less than can be told apart.
+    """
     for planned in record.of("policy-planned"):
         count = planned["attempt"] - 1
         observed_s = observed_until(record, planned)

@@ -1,7 +1,8 @@
-"""What steers a task over several attempts: whose failures count, as what, and what was lost."""
+"""What steers a task over several attempts: which failures count, and what was lost."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -206,7 +207,7 @@ def test_a_plan_on_its_way_to_another_goes_on_with_the_next_save() -> None:
         task.save(step)
         task.clock.now_s += 10
     intervals = [1.0, *(change.plan.interval_s for change in task.told)]
-    ratios = [after / before for before, after in zip(intervals, intervals[1:], strict=False)]
+    ratios = [after / before for before, after in itertools.pairwise(intervals)]
     assert max(ratios) <= 2.0001
     assert not task.told[-1].plan.is_step
     assert intervals[-1] > 10
