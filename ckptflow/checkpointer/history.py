@@ -135,26 +135,37 @@ class History:
         The level from which the newest checkpoint could be had is the class of the failure. An
         attempt that was stopped in time met none.
         """
-        tier: Tier | None = None
+        holds: tuple[Tier, ...] = ()
         if self.restored is not None:
             found = self.lineage.valid_of_step(self.restored.id.step)
-            tier = found[0].tiers[0] if found and found[0].tiers else None
+            holds = found[0].tiers if found else ()
+        lost = self._interrupted()
         steering.start(
             self.pace(),
             restored_step=self.restored.id.step if self.restored else None,
-            restored_from=tier,
+            restored_from=holds[0] if holds else None,
             restore_s=restore_s,
-            was_failure=self._was_interrupted(),
+            was_failure=bool(lost) and lost[-1],
+            silent=sum(lost[:-1]),
+            holds={one.name for one in holds},
             others=pace_of_others(self.lineage) if steering.learns else (),
         )
 
-    def _was_interrupted(self) -> bool:
-        """Tell whether the attempt before this one ended without having been asked to."""
-        before = [one for one in self.lineage.attempts() if one.attempt != self.attempt]
-        if not before:
-            return False
-        end = before[-1].end
-        return end is None or end.get("outcome") not in {"preempted", "finished"}
+    def _interrupted(self) -> list[bool]:
+        """Return of each attempt since the restored checkpoint whether it just broke off.
+
+        The checkpoint tells what its own attempt knew; of what became of that one, and of those
+        after it that saved nothing, nobody else tells.
+        """
+        first = self.restored.id.attempt if self.restored is not None else 0
+        ends = [
+            one.end
+            for one in self.lineage.attempts()
+            if self.attempt is None or first <= one.attempt < self.attempt
+        ]
+        return [
+            end is None or end.get("outcome") not in {"preempted", "finished"} for end in ends
+        ]
 
     def digests(self) -> Mapping[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""

@@ -15,6 +15,7 @@ from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.requests import Written
 from ckptflow.checkpointer.steering import PlanChange, Steering
+from ckptflow.checkpointer.surroundings import boot_id
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.replanning import Plan
 from ckptflow.policy.multilevel.rule import MultiLevel
@@ -82,7 +83,12 @@ class Placing:
                 f"flush_every={self._flush_every} out, or give it a pattern to begin with."
             )
         self._steering = Steering(
-            rule, self._tiers, self._retention, pace=self._pace, told=self._told
+            rule,
+            self._tiers,
+            self._retention,
+            pace=self._pace,
+            told=self._told,
+            boot=boot_id(),
         )
 
     @property

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +78,7 @@ class Steering:
         told: called with every new plan, in the thread that made it.
         clock: seconds that only grow.
         apart: has a function called by somebody else; by a new thread, if not given.
+        boot: tells this start of this node from all others; empty if nobody knows.
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class Steering:
         told: Callable[[PlanChange], None],
         clock: Callable[[], float] = time.monotonic,
         apart: Callable[[Callable[[], None]], None] = _in_a_thread,
+        boot: str = "",
     ) -> None:
-        self._apart = apart
+        self._apart, self._boot = apart, boot
         self._rule, self._tiers, self._retention = rule, list(tiers), retention
         self._pace, self._told, self._clock = pace, told, clock
         names = [tier.name for tier in tiers]
@@ -107,6 +109,7 @@ class Steering:
         self._on_way: dict[str, set[int]] = {tier.name: set() for tier in tiers}  # Steps.
         self._sent: dict[str, int] = {}
         self._ordinal = 0  # Of the newest save.
+        self._placed = self._planned_at = 0  # Saves so far, and when the plan was made.
         self._copies: dict[str, deque[float]] = {}
         self._began_s = clock()
         self._observed_s = 0.0  # In attempts before this one.
@@ -123,6 +126,8 @@ class Steering:
         restored_from: Tier | None,
         restore_s: float,
         was_failure: bool,
+        silent: int = 0,
+        holds: Collection[str] | None = None,
         others: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """The attempt begins to compute.
@@ -133,6 +138,9 @@ class Steering:
             restored_from: the innermost tier that had it; ``None``: nothing was restored.
             restore_s: how long the restore took.
             was_failure: whether the attempt before was interrupted, and not stopped in time.
+            silent: how many were before it, after that checkpoint, and saved nothing. What
+                became of them is not known: they count as processes that died.
+            holds: the tiers that have the restored checkpoint, if that is known.
             others: what checkpoints of other tasks have of `kept`.
         """
         failures, observed_s = _taken_over(kept)
@@ -140,11 +148,13 @@ class Steering:
         names = {tier.name for tier in self._tiers}
         with self._lock:
             self._began_s, self._observed_s = self._clock(), observed_s
+            # The next save is number 0, and the restored one was the one before.
             self._sent = {
-                name: -round(since)
+                name: -1 - round(since)
                 for name, since in _by_tier(kept, "saves_since").items()
                 if name in names
             }
+            self._forget_lost(restored_from, holds)
             if self._pace.is_from_here(kept):
                 for name, duration_s in _by_tier(kept, "copies_s").items():
                     if name in names:
@@ -153,7 +163,9 @@ class Steering:
             if self._rule.replan:
                 self.plan = self._plan_before(kept) or self.plan
             if restored_from is not None and was_failure:
-                failures[restored_from.level] += 1.0
+                failures[self._class_of_failure(kept, restored_from)] += 1.0
+            if restored_from is not None:
+                failures[0] += silent
             if (total := sum(failures)) > _FORGETTING:
                 failures = [one * _FORGETTING / total for one in failures]
                 self._observed_s *= _FORGETTING / total
@@ -167,6 +179,28 @@ class Steering:
                 observed_elsewhere_s=sum(seconds for _, seconds in elsewhere),
             )
         self.consider(-1 if restored_step is None else restored_step)
+
+    def _class_of_failure(self, kept: Mapping[str, Any], restored_from: Tier) -> int:
+        """Return the class of the failure after which a tier had the newest checkpoint.
+
+        That is its level. But if this is the same node, not started anew since, and that tier
+        is the innermost to which the checkpoint was written, nothing but the process was lost.
+        """
+        if not self._boot or kept.get("boot") != self._boot:
+            return restored_from.level
+        used = [name for name, count in _by_tier(kept, "counts").items() if count]
+        levels = {tier.name: tier.level for tier in self._tiers}
+        inner = [name for name in used if levels.get(name, 9) < restored_from.level]
+        return restored_from.level if inner or not used else 0
+
+    def _forget_lost(self, restored_from: Tier | None, holds: Collection[str] | None) -> None:
+        """Have tiers that lost their copies, or never got the newest, get the next one."""
+        for tier in self._tiers:
+            had_newest = self._sent.get(tier.name) == -1
+            never_came = had_newest and holds is not None and tier.name not in holds
+            is_lost = restored_from is not None and tier.level < restored_from.level
+            if never_came or is_lost:
+                self._sent.pop(tier.name, None)
 
     def _plan_before(self, kept: Mapping[str, Any]) -> Plan | None:
         """Return the plan of the attempt before; ``None`` if it makes no sense here."""
@@ -211,6 +245,7 @@ class Steering:
                 outward=True,
             )
             verdicts, self._ordinal = plan(occasion, self._rules()), ordinal
+            self._placed += 1
             self._saved_s[step] = self._clock()
             for one in verdicts:
                 if one.goes:
@@ -251,9 +286,12 @@ class Steering:
             can_be = self._rule.replan and known.state_bytes and not self._is_planning
             if not can_be or self._clock() < self._next_s:
                 return
-            if not is_due(before, self._made_from, known):
+            goes_on = before is not None and before.is_step and self._placed > self._planned_at
+            if not goes_on and not is_due(before, self._made_from, known):
                 return
-            self._is_planning = True
+            if before is not None and self._is_measuring(before):
+                return
+            self._is_planning, self._planned_at = True, self._placed
         self._apart(partial(self._plan, step, known, before))
 
     def _plan(self, step: int, known: Knowledge, before: Plan | None) -> None:
@@ -267,9 +305,19 @@ class Steering:
                 took_s = time.thread_time() - began_s
                 self._next_s = self._clock() + max(_AGAIN_S, took_s / _PART)
                 self._is_planning = False
-                self.plan, self._made_from = made, known
+                self._made_from = known
+                # What is not worth a new plan is not worth going on to, either.
+                self.plan = replace(made, is_step=False) if made and made is before else made
         if made is not None and made is not before:
             self._told(PlanChange(step, made, before))
+
+    def _is_measuring(self, plan: Plan) -> bool:
+        """Tell whether tiers that a plan uses are being measured: guesses would replace it."""
+        known = {*self._copies, *(one.name for one in self._rule.tiers)}
+        return self._made_from is None and any(
+            count and name not in known and self._on_way.get(name)
+            for name, count in plan.counts.items()
+        )
 
     # --- what is known ---
 
@@ -299,6 +347,7 @@ class Steering:
         return {
             **planned,
             "saves_since": since,
+            "boot": self._boot,
             "state_bytes": known.state_bytes,
             "stored_bytes": known.stored_bytes,
             "failures": [round(one, 4) for one in known.failures],

@@ -39,6 +39,7 @@ STEP_EVERY_S = 5.0
 TOLD_AT_END = ("outcome", "step", "resumed_step", "error", "failures", "tiers")
 """What of the record of an attempt is told when it ends."""
 
+_TOLD_OF_LEVELS = ("rate_per_s", "latency_s", "interference", "recovery_s")
 _SETTLE_S = 2.0
 _REASON_MAX = 500
 _SKIPPED_MAX = 20
@@ -87,6 +88,10 @@ def close_trail(folder: Path) -> None:
         file = _files.pop((os.getpid(), str(folder)), None)
     if file is not None:
         file.close()
+
+
+def _shortened(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _file(folder: str | None) -> Journal | None:
@@ -180,7 +185,16 @@ class TellingCheckpointer(Checkpointer):
             before_interval_s=float(f"{before.interval_s:.6g}") if before else None,
             before_counts=dict(before.counts) if before else None,
             efficiency=round(made.efficiency, 6),
-            rates_per_s=[float(f"{one:.4g}") for one in made.rates.per_s],
+            rates_per_s=[_shortened(one) for one in made.rates.per_s],
+            blocked_s=_shortened(made.system.blocked_s),
+            levels=[
+                {
+                    "tier": level.name,
+                    "level": level.number,
+                    **{name: _shortened(getattr(level, name)) for name in _TOLD_OF_LEVELS},
+                }
+                for level in made.system.levels
+            ],
             reasons=list(made.reasons),
         )
 

@@ -194,7 +194,7 @@ def test_counts_go_on_from_attempt_to_attempt() -> None:
     after = Task(rule)
     after.start(task.steering.kept(), step=4, level=0)
     sent = [after.save(step)["pfs"] for step in range(5, 12)]
-    assert sent == [False, False, False, False, True, False, False]  # Eight after the first.
+    assert sent == [False, False, False, True, False, False, False]  # Eight after the first.
 
 
 def test_what_other_tasks_have_met_counts_half() -> None:

@@ -91,6 +91,7 @@ class Plan:
         rates: of failures, as they are believed after what was met.
         efficiency: expected.
         reasons: why it is as it is; of a new plan, what has changed first.
+        is_step: whether it is on the way to another one, which was too far away.
     """
 
     pattern: Pattern
@@ -99,6 +100,7 @@ class Plan:
     rates: Rates
     efficiency: float
     reasons: tuple[str, ...]
+    is_step: bool = False
 
     @property
     def interval_s(self) -> float:
@@ -161,7 +163,9 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
     found, hopeless = _found(system, aim, start)
     pattern = found.pattern
     if before is not None and start is not None and not hopeless:
-        if found.score < _score(system, aim, start) + _WORTH:
+        # A step was worth it for the sake of where it leads to: the last of them, too.
+        worth = 0.0 if before.is_step else _WORTH
+        if found.score <= _score(system, aim, start) + worth:
             return before
         pattern = bounded(system, start, found.pattern)
     said = (*hopeless, *surprises, *(_changes(before, system, rates) if before else ()))
@@ -172,6 +176,7 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         rates=rates,
         efficiency=efficiency(system, pattern),
         reasons=(*said, *_reasons(system, pattern, found.pattern)),
+        is_step=pattern != found.pattern,
     )
 
 
