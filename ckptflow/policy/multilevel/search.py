@@ -50,6 +50,11 @@ class Found:
     efficiency: float
     score: float
 
+    @property
+    def uses(self) -> int:
+        """How many levels it uses."""
+        return sum(self.pattern.used)
+
 
 def by_efficiency(_used: tuple[bool, ...], _interval: F64s, _every: I64s, found: F64s) -> F64s:
     """Return the efficiency as the score."""
@@ -119,11 +124,15 @@ def _onwards(
     score: Score,
     strides: Sequence[float],
 ) -> Found:
-    """Go on to other levels as long as one more or one less is better."""
+    """Go on to other levels as long as one more is better, or one less is no worse."""
     while True:
-        other = _other_levels(system, best, sets, score, strides)
+        others = _other_levels(system, best, sets, score, strides)
+        other = max(others, key=lambda one: one.score, default=best)
         if other.score <= best.score + _ENOUGH:
-            return best
+            fewer = [one for one in others if one.uses < best.uses]
+            other = max(fewer, key=lambda one: one.score, default=best)
+            if other is best or other.score < best.score - _NO_GAIN:
+                return best
         best = other
 
 
@@ -133,14 +142,13 @@ def _other_levels(
     sets: Sequence[tuple[bool, ...]],
     score: Score,
     strides: Sequence[float],
-) -> Found:
-    """Return the best with one level more or one less than a pattern has, or that itself."""
-    found = [
+) -> list[Found]:
+    """Return the best with each level more, and with each less, than a pattern has."""
+    return [
         best_on(system, used, best.pattern, score=score, strides=strides)
         for used in sets
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
     ]
-    return max([best, *found], key=lambda one: one.score)
 
 
 def best_on(
