@@ -4,6 +4,7 @@ CheckpointError
 ├── ConfigError             fix the site file or the arguments          (also ValueError)
 │   ├── StateError              the state cannot be saved, or does not fit the checkpoint
 │   │   └── ReplicasDiffer          what is called replicated is not alike on all ranks
+│   ├── NoProgress              no pattern of checkpoints gets anywhere with such failures
 │   ├── TooLarge                a call or a result is more than the service carries
 │   └── TaskChanged             what is stored of a task was made by another code or arguments
 ├── NotFoundError           nothing of that name: start from step 0 (also KeyError)
@@ -75,6 +76,12 @@ class ReplicasDiffer(StateError):
     """
 
     kind = "replicas-differ"
+
+
+class NoProgress(ConfigError):
+    """Failures come so often, or recoveries take so long, that no pattern gets anywhere."""
+
+    kind = "no-progress"
 
 
 class TooLarge(ConfigError):

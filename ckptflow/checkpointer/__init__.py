@@ -18,12 +18,12 @@ from typing import Any, Self, TypeVar
 
 from ckptflow.checkpointer.arguments import (
     check_budget,
+    check_grows,
     checked_objects,
     is_state,
     kept_on,
     metrics_of,
     notes_of,
-    rules_of,
     state_of,
     step_of,
     tiers_of,
@@ -35,10 +35,13 @@ from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.placing import Placing, chosen
 from ckptflow.checkpointer.reading import Reading
+from ckptflow.checkpointer.requests import SaveRequest, Written
+from ckptflow.checkpointer.steering import PlanChange
 from ckptflow.checkpointer.surroundings import surroundings
 from ckptflow.checkpointer.ticket import Ticket
-from ckptflow.checkpointer.writer import SaveRequest, Writer
+from ckptflow.checkpointer.writer import Writer
 from ckptflow.data.fit import ABSENT
 from ckptflow.data.rng import restore_rng
 from ckptflow.errors import CheckpointError, ConfigError, FencedError, NotFoundError
@@ -46,7 +49,6 @@ from ckptflow.flush import Flushing, parse_flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.capture import Capture
 from ckptflow.policy.interval import parse_interval
-from ckptflow.policy.placement import plan
 from ckptflow.policy.progress import Decision, Interval
 from ckptflow.policy.retention import Keep
 from ckptflow.store.catalog import Lineage
@@ -55,6 +57,7 @@ from ckptflow.tiers.tier import Tier
 
 S = TypeVar("S")
 
+ASKED = "the task asked for it"
 _log = logging.getLogger("ckptflow")
 
 
@@ -69,7 +72,7 @@ class Checkpointer(Reading):
         run: name of the workflow run.
         task: name of the task within the run.
         every: when `step` saves: ``"auto"`` (the default), steps (100), ``"120s"``,
-            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"never"``, or an `Interval`.
+            ``"overhead<=3.5%"``, ``"mtbf=6h"``, ``"multilevel"``, ``"never"``, an `Interval`.
         keep: how many of the newest, or ``"newest=3,bytes=9GB"``, or a `Retention`; or by tier.
         flush_every: per tier name, which checkpoints are copied to an outer tier (1: each).
         flushing: how: ``"agent"`` by a process of the node that outlives this, or a `Flushing`.
@@ -105,15 +108,19 @@ class Checkpointer(Reading):
         self.notes: list[str] = []
         self._lineage = Lineage(tiers_of(store), LineageId(run, task), note=self._note)
         self._interval, self._retention = parse_interval(every), kept_on(self._lineage, keep)
-        self._rules = rules_of(self._lineage.tiers, flush_every or {})
         self._packing, self._rng, self._stop = parse_packing(packing), rng, stop
         self._flushing, self._objects = parse_flushing(flushing), checked_objects(objects)
         self._history = History(self._lineage, attempt, note=self._note)
         self._pace = Pace(measured_on=surroundings(self._lineage.tiers))
+        self._placing = Placing(
+            self._interval, self._lineage.tiers, flush_every or {}, self._retention,
+            pace=self._pace, told=self._planned,
+        )  # fmt: skip
         self._capturing = Capturing(
             self._objects, capture, self._packing, whole=self._whole(),
             budget_bytes=budget_bytes, on_waited=self._pace.blocked, note=self._note,
         )  # fmt: skip
+        self._why = ""  # What the save that is being made is for.
         self.health = TierHealth(tell=self._note)
         self._writer: Writer | None = None
         self._past_writers: list[Writer] = []  # Of attempts before the task went back.
@@ -138,30 +145,14 @@ class Checkpointer(Reading):
         return self._history.attempt is not None
 
     @property
-    def restored_step(self) -> int | None:
-        """Step that was restored, or ``None``."""
-        restored = self._history.restored
-        return restored.id.step if restored else None
-
-    @property
-    def last_step(self) -> int | None:
-        """Step of the newest save of this attempt, or else the restored one."""
-        return self._pace.last_step
-
-    @property
     def failures(self) -> list[CheckpointError]:
         """What went wrong in the background so far."""
         return [failure for writer in self._writers for failure in writer.failures]
 
     @property
-    def save_time_s(self) -> float:
-        """Expected time from a save to its being durable; 0 before the first."""
-        return self._pace.durable_s or 0.0
-
-    @property
     def written_bytes(self) -> tuple[int, int]:
         """Bytes of state saved and bytes stored for it, by this checkpointer so far."""
-        written = [one for writer in self._writers for one in writer.written]
+        written = self._all_written()
         return sum(one.state_bytes for one in written), sum(one.stored_bytes for one in written)
 
     # --- restore ---
@@ -195,11 +186,13 @@ class Checkpointer(Reading):
         if state is None and self._objects:
             state = self._objects
         target = None if state is None else {"state": state, "rng": ABSENT}
+        began = time.monotonic()
         restored = self._history.find(target, step=step)
         if self._writer is not None:
             self._start_over()
         self._history.go_on_from(restored)
         self._pace.start(self.restored_step, self._history.pace())
+        self._placing.start(self._history, restore_s=time.monotonic() - began)
         if restored is None:
             if state is None:
                 raise NotFoundError(
@@ -241,7 +234,8 @@ class Checkpointer(Reading):
         in_flight = int(not self._capturing.is_idle)
         in_flight += self._writer.in_flight if self._writer else 0
         self._pace.step_done(step, in_flight=in_flight)
-        return self._interval.decide(self._pace.progress(step, in_flight=in_flight))
+        progress = self._pace.progress(step, in_flight=in_flight)
+        return self._interval.decide(self._placing.with_plan(progress))
 
     def save(
         self, step: int, state: Any = None, *, metrics: Mapping[str, float] | None = None
@@ -280,9 +274,11 @@ class Checkpointer(Reading):
         self._report()
         if self._stop and (reason := self._stop()):
             self._preempt(step, state, metrics, reason)
-        if self.due(step):
-            return self._save(step, state, metrics, last=False)
-        return None
+        decided = self.decide(step)
+        if not decided.due:
+            return None
+        self._why = decided.reason
+        return self._save(step, state, metrics, last=False)
 
     def wait(self, level: int | None = None) -> None:
         """Wait until all saves so far are durable, at ``level`` or above if given.
@@ -389,19 +385,20 @@ class Checkpointer(Reading):
         step, metrics = self._checked_step(step), metrics_of(metrics)
         whole = self._capturing.whole(state_of(state, self._objects))
         writer = self._open_writer()
-        placements = {place.tier for place in plan(self._pace.saves, self._rules, last=last)}
-        goes_to = [tier for tier in self._lineage.tiers if tier.name in placements]
-        ticket = Ticket(step, tuple(tier.level for tier in goes_to))
         captured = self._capturing.capturer.capture(
             whole, sparse=writer.has_parent, in_flight_max=self._pace.in_flight
         )
+        verdicts = self._placing.place(self._pace.saves, step, last=last, stop=self._stop)
+        first, *outer = chosen(verdicts, self._lineage.tiers)
+        ticket = Ticket(step, tuple(tier.level for tier in (first, *outer)))
+        ticket.why, ticket.placements, self._why = self._why or ASKED, tuple(verdicts), ""
         ticket.choices = captured.choices, captured.snapshot.names
         self._tickets = [one for one in self._tickets if not one.settled or one.unseen_error]
         self._tickets.append(ticket)
-        outer, hooks = goes_to[1:], self._hooks(step)
         request = SaveRequest(
-            ticket=ticket, captured=captured, metrics=metrics, outer=outer, hooks=hooks
-        )
+            ticket=ticket, captured=captured, metrics=metrics,
+            first=first, outer=outer, hooks=self._hooks(step),
+        )  # fmt: skip
         self._capturing.submit(writer, request)
         self._pace.saved(step, blocked_s=time.monotonic() - began)
         return ticket
@@ -410,9 +407,19 @@ class Checkpointer(Reading):
         """Return the function that makes of a state what a checkpoint of it consists of."""
         return partial(whole_of, rng=self._rng)
 
-    def _hooks(self, step: int) -> Hooks:  # noqa: ARG002
+    def _planned(self, change: PlanChange) -> None:
+        """Take note of a new plan; called in the thread that made it."""
+        _log.info("%s: %s", self._lineage.id, change)
+
+    def _hooks(self, step: int) -> Hooks:
         """Return what is to be done around the commit of a save, besides."""
-        return Hooks()
+        return self._placing.hooks(step, self._written)
+
+    def _all_written(self) -> list[Written]:
+        return [one for writer in self._writers for one in writer.written]
+
+    def _written(self, step: int) -> Written | None:
+        return next((one for one in reversed(self._all_written()) if one.step == step), None)
 
     def _checked_step(self, step: int) -> int:
         """Return the step as an int, if a save of it may happen now."""
@@ -420,11 +427,7 @@ class Checkpointer(Reading):
         if self._closed:
             raise ConfigError(f"{self._lineage.id}: save of step {step} after close().")
         self._report()
-        if self.last_step is not None and step <= self.last_step:
-            raise ConfigError(
-                f"{self._lineage.id}: the save of step {step} comes after step "
-                f"{self.last_step}. Steps must grow; to go back, restore(step=...) first."
-            )
+        check_grows(self._lineage.id, step, self.last_step)
         if self._writer is None:
             self._history.refuse_to_ignore()
         return step
@@ -441,7 +444,7 @@ class Checkpointer(Reading):
                 retention=self._retention,
                 proven=self._history.proven(),
                 on_durable=self._pace.durable,
-                pace=self._pace.kept,
+                pace=lambda: {**self._pace.kept(), **self._placing.kept()},
                 flushing=self._flushing,
                 health=self.health,
             )
@@ -453,6 +456,7 @@ class Checkpointer(Reading):
     ) -> None:
         failure: CheckpointError | None = None
         if self.last_step is None or step > self.last_step:
+            self._why = f"the task has to stop: {reason}"
             self._save(step, state, metrics, last=True)
         try:
             self.wait()
@@ -484,8 +488,8 @@ class Checkpointer(Reading):
             raise self._writer.fenced
 
     def _warn_of_failures(self) -> None:
-        failures = self.failures[self._reported :]
-        self._reported += len(failures)
-        for failure in failures:
+        new = self.failures[self._reported :]
+        self._reported += len(new)
+        for failure in new:
             if not isinstance(failure, FencedError):  # That one is raised, and ends the task.
                 self._warn(f"{failure} The task goes on.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptflow.errors import ConfigError
-from ckptflow.model import STEP_MAX
+from ckptflow.model import STEP_MAX, LineageId
 from ckptflow.policy.placement import TierRule
 from ckptflow.policy.retention import Keep, Retention, retention_by_tier
 from ckptflow.store.catalog import Lineage
@@ -64,6 +64,9 @@ def rules_of(tiers: Sequence[Tier], flush_every: Mapping[str, int]) -> list[Tier
     names = [tier.name for tier in tiers]
     if unknown := sorted(set(flush_every) - set(names)):
         raise ConfigError(f"flush_every names {unknown[0]!r}; the tiers are {names}.")
+    for name, every in flush_every.items():
+        if every < 1:
+            raise ConfigError(f"Tier {name!r}: every must be 1 or more, got {every}.")
     return [
         TierRule(tier.name, tier.level, every=flush_every.get(tier.name, 1)) for tier in tiers
     ]
@@ -93,6 +96,15 @@ def step_of(step: Any) -> int:
     if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step <= STEP_MAX:
         raise ConfigError(f"A step is an integer from 0 to {STEP_MAX}, not {step!r}.")
     return operator.index(step)
+
+
+def check_grows(lineage: LineageId, step: int, last: int | None) -> None:
+    """Raise a `ConfigError` unless a step comes after the last one."""
+    if last is not None and step <= last:
+        raise ConfigError(
+            f"{lineage}: the save of step {step} comes after step {last}. Steps must grow; to "
+            f"go back, restore(step=...) first."
+        )
 
 
 def metrics_of(metrics: Mapping[str, float] | None) -> dict[str, float]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from ckptflow.checkpointer.arguments import may_be_walked
 from ckptflow.checkpointer.capture import Capturer
+from ckptflow.checkpointer.requests import SaveRequest
 from ckptflow.checkpointer.steps import Steps
-from ckptflow.checkpointer.writer import SaveRequest, Writer
+from ckptflow.checkpointer.writer import Writer
 from ckptflow.data.rng import capture_rng
 from ckptflow.errors import CheckpointError
 from ckptflow.policy.capture import Capture, parse_capture

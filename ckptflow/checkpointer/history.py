@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ckptflow.checkpointer.neighbours import pace_of_others
+from ckptflow.checkpointer.steering import Steering
 from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
 from ckptflow.model import CheckpointId
@@ -126,6 +128,44 @@ class History:
         """Return what the checkpoint that was restored says of the pace of its task."""
         is_own = self.restored is not None and self.restored.base is not None
         return self.restored.base.manifest.pace if is_own else {}  # type: ignore[union-attr]
+
+    def tell(self, steering: Steering, *, restore_s: float) -> None:
+        """Tell what makes plans where this attempt went on from, and what had happened.
+
+        The level from which the newest checkpoint could be had is the class of the failure. An
+        attempt that was stopped in time met none.
+        """
+        holds: tuple[Tier, ...] = ()
+        if self.restored is not None:
+            found = self.lineage.valid_of_step(self.restored.id.step)
+            holds = found[0].tiers if found else ()
+        lost = self._interrupted()
+        steering.start(
+            self.pace(),
+            restored_step=self.restored.id.step if self.restored else None,
+            restored_from=holds[0] if holds else None,
+            restore_s=restore_s,
+            was_failure=bool(lost) and lost[-1],
+            silent=sum(lost[:-1]),
+            holds={one.name for one in holds},
+            others=pace_of_others(self.lineage) if steering.learns else (),
+        )
+
+    def _interrupted(self) -> list[bool]:
+        """Return of each attempt since the restored checkpoint whether it just broke off.
+
+        The checkpoint tells what its own attempt knew; of what became of that one, and of those
+        after it that saved nothing, nobody else tells.
+        """
+        first = self.restored.id.attempt if self.restored is not None else 0
+        ends = [
+            one.end
+            for one in self.lineage.attempts()
+            if self.attempt is None or first <= one.attempt < self.attempt
+        ]
+        return [
+            end is None or end.get("outcome") not in {"preempted", "finished"} for end in ends
+        ]
 
     def digests(self) -> Mapping[str, U64s]:
         """Return the digests of the chunks of what was restored, by the names of regions."""

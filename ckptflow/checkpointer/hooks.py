@@ -19,7 +19,9 @@ class Hooks:
     Attributes:
         before_commit: called when all packs are durable; what it raises fails the save.
         committed: told of each tier that has the checkpoint; raises nothing.
+        missed: told of each tier that was to have it and does not; raises nothing.
     """
 
     before_commit: Callable[[], None] = _nothing
     committed: Callable[[Tier], None] = _nothing
+    missed: Callable[[Tier], None] = _nothing

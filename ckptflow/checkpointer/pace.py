@@ -180,6 +180,10 @@ class Pace:
             **{name: _rounded(value) for name, value in estimates.items() if value is not None},
         }
 
+    def is_from_here(self, kept: Mapping[str, Any]) -> bool:
+        """Tell whether what was kept was measured on such a machine, and such storage."""
+        return bool(self._measured_on) and kept.get("measured_on") == self._measured_on
+
     def _take_over(self, kept: Mapping[str, Any]) -> None:
         """Begin with the estimates of an attempt before; nonsense is left where it is."""
         number = {name: value for name in kept if _is_time(value := kept[name])}
@@ -187,7 +191,7 @@ class Pace:
         # Whoever goes on from a checkpoint was interrupted after it. If it was no failure, the
         # MTBF is taken for too short, and the optimum leaves the choice to the other bounds.
         self._interruptions = int(number.get("interruptions", 0)) + ("observed_s" in number)
-        if kept.get("measured_on") != self._measured_on or not self._measured_on:
+        if not self.is_from_here(kept):
             return
         for name, estimate in (
             ("blocked_s", self._blocked),

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.placing import Placing
 from ckptflow.data.runs import Index
 from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
+from ckptflow.policy.multilevel.replanning import Plan
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.find import find_checkpoint
@@ -18,7 +21,9 @@ class Reading:
     """What a checkpointer can tell of its task and of the checkpoints of its lineage."""
 
     _lineage: Lineage
+    _history: History
     _pace: Pace
+    _placing: Placing
     _note: Callable[[str], None]
 
     @property
@@ -35,6 +40,30 @@ class Reading:
     def lineage(self) -> Lineage:
         """The catalog of this task's checkpoints."""
         return self._lineage
+
+    @property
+    def restored_step(self) -> int | None:
+        """Step that was restored, or ``None``."""
+        restored = self._history.restored
+        return restored.id.step if restored else None
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest save of this attempt, or else the restored one."""
+        return self._pace.last_step
+
+    @property
+    def plan(self) -> Plan | None:
+        """How often it saves, and to which tiers, by ``every="multilevel"``; else ``None``.
+
+        Also ``None`` before the first save, which measures, if no pattern was given.
+        """
+        return self._placing.plan
+
+    @property
+    def save_time_s(self) -> float:
+        """Expected time from a save to its being durable; 0 before the first."""
+        return self._pace.durable_s or 0.0
 
     @property
     def total_steps(self) -> int | None:

@@ -39,6 +39,15 @@ def surroundings(tiers: Sequence[Tier]) -> str:
 
 
 @cache
+def boot_id() -> str:
+    """Return what tells this start of this node from all others; empty if nothing does."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@cache
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     try:
         lines = cpuinfo.read_text().splitlines()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ckptflow.checkpointer.capture import shown_name
 from ckptflow.errors import CheckpointError, ConfigError, FlushError
 from ckptflow.policy.capture import Choice, Choices
+from ckptflow.policy.placement import Placement
 
 
 class Ticket:
@@ -16,11 +17,18 @@ class Ticket:
 
     *Captured* means that the application may change its state again. *Durable at level L*
     means that a restart finds this checkpoint after any failure that level L survives.
+
+    Attributes:
+        step: of the checkpoint.
+        why: it was made now.
+        placements: for each tier whether it goes there, and why.
     """
 
     def __init__(self, step: int, levels: tuple[int, ...]) -> None:
         self.step = step
         self.choices: tuple[Choices | None, Sequence[str]] = None, ()  # By region; their names.
+        self.why = ""
+        self.placements: tuple[Placement, ...] = ()
         self._levels = levels  # Of the tiers that it goes to, inner ones first.
         self._left = Counter(levels)  # How many tiers of each it may still reach.
         self._reached: set[int] = set()

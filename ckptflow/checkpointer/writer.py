@@ -11,8 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from ckptflow.checkpointer.capture import Capturer
 from ckptflow.checkpointer.health import TierHealth
 from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.kept import KeptSnapshots
+from ckptflow.checkpointer.requests import SaveRequest, Written
 from ckptflow.checkpointer.runners import Hanging, Runner, Turn
 from ckptflow.checkpointer.taking import Captured
 from ckptflow.checkpointer.ticket import Ticket
@@ -48,35 +48,6 @@ from ckptflow.tiers.tier import Tier
 from ckptflow.tiers.watched import WatchedTier
 
 _log = logging.getLogger("ckptflow")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """A captured state to be written.
-
-    Attributes:
-        ticket: who waits for it.
-        captured: its structure and bytes; nobody changes them until they are released.
-        metrics: numbers from the application.
-        outer: tiers to copy it to afterwards.
-        hooks: what else is to be done.
-    """
-
-    ticket: Ticket
-    captured: Captured
-    metrics: Mapping[str, float]
-    outer: Sequence[Tier]
-    hooks: Hooks
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one save came to."""
-
-    step: int
-    state_bytes: int
-    stored_bytes: int
-    duration_s: float
 
 
 class _Unrecorded(Exception):
@@ -123,7 +94,7 @@ class Writer:
         flushing: Flushing | None = None,
     ) -> None:
         self._lineage, self._attempt, self._capturer = lineage, attempt, capturer
-        self._bases = dict(bases)
+        self._bases, self._first = dict(bases), lineage.tiers[0]
         self._on_durable, self._pace, self._record_resume = on_durable, pace, record_resume
         self._health = health
         self._runners: dict[str, Runner] = {}  # By the name of the tier.
@@ -163,12 +134,13 @@ class Writer:
         """Whether the next save will probably be written against a checkpoint."""
         if self.in_flight:
             return True
-        tiers = self._health.in_order(self._lineage.tiers)
+        tiers = self._health.in_order(self._from(self._first))
         return bool(tiers) and tiers[0].name in self._bases
 
     def submit(self, request: SaveRequest) -> None:
         """Queue a save."""
         self._submitted += 1
+        self._first = request.first
         self._requests.put(request)
 
     def settle(self) -> None:
@@ -195,14 +167,14 @@ class Writer:
                 tier, base, duration_s = self._write_and_keep(request)
                 self._finish(request, tier, base, duration_s)
             except CheckpointError as error:
-                self._fail(request.ticket, error)
+                self._fail_save(request, error)
             except Exception as error:  # noqa: BLE001 - the boundary of this thread
                 step = request.ticket.step
                 broken = CheckpointError(
                     f"{self._lineage.id}: the save of step {step} broke: {error!r}"
                 )
                 broken.__cause__ = error
-                self._fail(request.ticket, broken)
+                self._fail_save(request, broken)
             finally:
                 self._finished += 1
                 if self._capturer.is_short:  # Who asked meanwhile got nothing.
@@ -211,7 +183,12 @@ class Writer:
     def reject(self, request: SaveRequest, error: CheckpointError) -> None:
         """Take note that a save that was submitted could not even be captured."""
         request.captured.release()
+        self._fail_save(request, error)
+
+    def _fail_save(self, request: SaveRequest, error: CheckpointError) -> None:
         self._fail(request.ticket, error)
+        for tier in request.outer:
+            request.hooks.missed(tier)
 
     def make_room(self) -> None:
         """Give up what is kept in memory of earlier saves: the next one needs room."""
@@ -234,7 +211,7 @@ class Writer:
 
     def _write(self, request: SaveRequest) -> tuple[Tier, Base, float]:
         """Write to the innermost tier that takes it; return which, and how long it took."""
-        tiers, failures = self._lineage.tiers, list[TierError]()
+        tiers, failures = self._from(request.first), list[TierError]()
         incomplete: IncompleteSnapshot | None = None
         for tier in self._health.in_order(tiers):
             if self._runner(tier).is_stuck:
@@ -262,6 +239,10 @@ class Writer:
         if not failures:
             raise TierUnavailable("Every tier hangs: see the warnings before.")
         raise failures[-1]
+
+    def _from(self, first: Tier) -> list[Tier]:
+        """Return the tiers in the order in which a save is tried on them."""
+        return [first, *(tier for tier in self._lineage.tiers if tier is not first)]
 
     def _write_to(self, tier: Tier, request: SaveRequest) -> Base:
         runner, base = self._runner(tier), self._bases.get(tier.name)
@@ -446,6 +427,7 @@ class Writer:
             hooks.committed(target)
             ticket.mark_durable(target.level)
             return
+        hooks.missed(target)
         if not isinstance(error.__cause__, TierError):
             self._fail(ticket, error, target.level)  # No fault of the target.
             return

@@ -20,11 +20,13 @@ from ckptflow.cli import (
     keys,
     lists,
     moving,
+    policy,
     reading,
     runs,
     seeing,
     site,
     soundness,
+    tuning,
     upkeep,
 )
 
@@ -80,6 +82,8 @@ app.command("export")(reading.export_command)
 app.command("prune")(upkeep.prune_command)
 app.add_typer(keys.keys, name="key")
 app.add_typer(site.site, name="site")
+app.command("tune")(tuning.tune_command)
+app.add_typer(policy.policy, name="policy")
 app.command("flushes")(flushing.flushes)
 app.command("scavenge")(flushing.scavenge_command)
 app.command("agent")(flushing.agent)

@@ -42,6 +42,7 @@ MEANING = {
 OF_ERROR: dict[type[errors.CheckpointError], ExitCode] = {
     errors.CheckpointError: ExitCode.FAILED,
     errors.ConfigError: ExitCode.USAGE,
+    errors.NoProgress: ExitCode.FAILED,
     errors.NotFoundError: ExitCode.NOT_FOUND,
     errors.CorruptionError: ExitCode.DAMAGED,
     errors.RestoreError: ExitCode.DAMAGED,

@@ -12,6 +12,9 @@
 
 #include "levels.hpp"
 
+#include <cstring>
+#include <unordered_map>
+
 namespace levels {
 
 // How a process may end that does not arrive, and how long it takes until either.
@@ -37,9 +40,9 @@ class Renewal {
     double cycle_seconds() {
         const int last = count_ - 1;
         for (int level = 0; level < last; level++) {
-            table_[level].resize(static_cast<std::size_t>(bases(level) * width(level)));
-            for (std::int64_t base = 0; base < bases(level); base++) walk(level, base);
+            for (std::int64_t number : alike(level)) walk(level, number);
         }
+        row_[last].assign(1, 0);
         table_[last].resize(static_cast<std::size_t>(width(last)));
         walk(last, 0);
         double sum = 0;
@@ -73,7 +76,52 @@ class Renewal {
         std::int64_t number = base / pattern_.level[level].every % bases(level);
         if (number < 0) number += bases(level);
         if (level == count_ - 1) number = 0;
-        return table_[level][static_cast<std::size_t>(number * width(level) + distance)];
+        const std::int64_t row = row_[level][static_cast<std::size_t>(number)];
+        return table_[level][static_cast<std::size_t>(row * width(level) + distance)];
+    }
+
+    // Gives a row of a table to each base of a level, and returns the first base of each row.
+    //
+    // What a process does depends on its base only by the segments that it goes through. Most
+    // are like others: they differ only where copies to levels further out begin.
+    std::vector<std::int64_t> alike(int level) {
+        std::vector<std::int64_t> first;
+        std::unordered_map<std::uint64_t, std::int64_t> known;
+        row_[level].resize(static_cast<std::size_t>(bases(level)));
+        for (std::int64_t number = 0; number < bases(level); number++) {
+            const std::uint64_t mark = marked(level, number);
+            const auto found = known.find(mark);
+            const auto rows = static_cast<std::int64_t>(first.size());
+            if (found != known.end() && goes_as(level, number, first[static_cast<std::size_t>(found->second)])) {
+                row_[level][static_cast<std::size_t>(number)] = found->second;
+                continue;
+            }
+            known.emplace(mark, rows);
+            row_[level][static_cast<std::size_t>(number)] = rows;
+            first.push_back(number);
+        }
+        table_[level].resize(first.size() * static_cast<std::size_t>(width(level)));
+        return first;
+    }
+
+    std::uint64_t marked(int level, std::int64_t number) const {
+        const std::int64_t base = number * pattern_.level[level].every;
+        std::uint64_t mark = 1469598103934665603u;  // FNV-1a.
+        for (std::int64_t distance = 0; distance + 1 < width(level); distance++) {
+            std::uint64_t bits;
+            const double seconds = segment_at(base + distance);
+            std::memcpy(&bits, &seconds, sizeof bits);
+            mark = (mark ^ bits) * 1099511628211u;
+        }
+        return mark;
+    }
+
+    bool goes_as(int level, std::int64_t one, std::int64_t other) const {
+        const std::int64_t every = pattern_.level[level].every;
+        for (std::int64_t distance = 0; distance + 1 < width(level); distance++) {
+            if (segment_at(one * every + distance) != segment_at(other * every + distance)) return false;
+        }
+        return true;
     }
 
     void recover(int klass) {
@@ -143,7 +191,8 @@ class Renewal {
     // linear, so it is computed for x = 0 and, in `share`, how much of x it has.
     void walk(int level, std::int64_t number) {
         const std::int64_t base = number * pattern_.level[level].every;
-        Ending *row = &table_[level][static_cast<std::size_t>(number * width(level))];
+        const std::int64_t place = row_[level][static_cast<std::size_t>(number)] * width(level);
+        Ending *row = &table_[level][static_cast<std::size_t>(place)];
         row[0] = Ending{};
         for (std::int64_t distance = 0; distance + 1 < width(level); distance++) {
             const std::int64_t from = base + distance;
@@ -230,6 +279,7 @@ class Renewal {
     double rate_;
     Recovery recovery_[kMax];
     std::vector<Ending> table_[kMax];
+    std::vector<std::int64_t> row_[kMax];  // Of the table, by the number of the base.
 };
 
 // Long-run efficiency of a pattern that is prepared; 0 if it makes no progress to speak of.

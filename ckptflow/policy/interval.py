@@ -154,7 +154,9 @@ DEFAULT_INTERVAL = Tuned()
 
 _STEPS = re.compile(r"(-?\d+)\s*(?:steps?)?")
 _PERCENT = re.compile(r"overhead\s*<=\s*([0-9]+(?:\.[0-9]+)?)\s*%")
-_FORMS: str = "'auto', 'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h', 'multilevel' or 'never'"
+_FORMS: str = (
+    "'auto', 'every=100', 'every=5min', 'overhead<=3.5%', 'mtbf=6h', 'multilevel' or 'never'"
+)
 
 
 def parse_interval(interval: str | int | Interval | None) -> Interval:

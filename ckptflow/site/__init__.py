@@ -12,13 +12,17 @@ source tree, and where the wheel installs the shipped ones. ``tests/unit/test_si
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -33,6 +37,7 @@ from ckptflow.flush.options import STREAMS_MAX, Flushing
 from ckptflow.model import Export, LineageId
 from ckptflow.policy.capture import parse_capture
 from ckptflow.policy.interval import parse_interval
+from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.retention import retention_by_tier
 from ckptflow.site.executor import ExecutorModel
 from ckptflow.site.failures import FailuresModel
@@ -61,6 +66,30 @@ Purpose = Literal["run", "store", "tiers", "show"]
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID")
 
 
+class PatternModel(BaseModel):
+    """How often to save, and by the names of tiers, every how many saves one goes there."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Annotated[int, Field(ge=0)]]
+
+    interval_s: Annotated[Seconds, Field(alias="interval", gt=0)]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Every how many saves one goes to a tier, by its name; 0: none does."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _is_a_pattern(self) -> PatternModel:
+        used = sorted(count for count in self.counts.values() if count)
+        if not used or used[0] != 1:
+            raise ValueError("a pattern names tiers, and one of them gets every save: 1")
+        for inner, outer in itertools.pairwise(used):
+            if outer % inner:
+                raise ValueError(f"in a pattern {outer} has to be a multiple of {inner}")
+        return self
+
+
 class PolicyModel(Strict):
     """When tasks save, what they keep, and which checkpoints reach which tier."""
 
@@ -69,6 +98,37 @@ class PolicyModel(Strict):
     packing: str | None = None
     capture: str | dict[str, str] | None = None
     flush_every: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    pattern: PatternModel | None = None
+    replan: bool = True
+    work_s: Annotated[Seconds | None, Field(alias="work", gt=0)] = None
+    queue_s: Annotated[Seconds, Field(alias="queue", ge=0)] = MultiLevel().queue_s
+
+    @model_validator(mode="after")
+    def _pattern_has_a_use(self) -> PolicyModel:
+        rule = parse_interval(self.every)
+        if isinstance(rule, MultiLevel):
+            if self.flush_every:
+                raise ValueError(
+                    "every = 'multilevel' says itself which checkpoints go to which tier: "
+                    "leave flush_every out, or say in pattern what to begin with"
+                )
+            if not self.replan and self.pattern is None:
+                raise ValueError("replan = false needs a pattern to hold on to")
+        elif self.pattern is not None or not self.replan or self.work_s is not None:
+            raise ValueError("pattern, replan and work are for every = 'multilevel'")
+        return self
+
+    def multilevel(self, rule: MultiLevel) -> MultiLevel:
+        """Return a multi-level rule with what this policy says besides."""
+        pattern = self.pattern
+        return replace(
+            rule,
+            work_s=self.work_s,
+            queue_s=self.queue_s,
+            replan=self.replan,
+            interval_s=pattern.interval_s if pattern else None,
+            counts=tuple(pattern.counts.items()) if pattern else (),
+        )
 
     @field_validator("every")
     @classmethod
@@ -87,7 +147,9 @@ class PolicyModel(Strict):
     def of_one_tier(self) -> PolicyModel:
         """Return this policy without what it says of single tiers."""
         keep = None if isinstance(self.keep, dict) else self.keep
-        return self.model_copy(update={"flush_every": {}, "keep": keep})
+        return self.model_copy(
+            update={"flush_every": {}, "keep": keep, "pattern": None, "replan": True}
+        )
 
     @field_validator("packing")
     @classmethod
@@ -148,7 +210,10 @@ class Site(Strict):
             raise ValueError(f"two tiers have the name {doubled[0]!r}")
         for policy in (self.policy, *self.policies.values()):
             kept = policy.keep if isinstance(policy.keep, dict) else {}
-            for key, named in (("flush_every", policy.flush_every), ("keep", kept)):
+            counts = policy.pattern.counts if policy.pattern else {}
+            for key, named in (
+                ("flush_every", policy.flush_every), ("keep", kept), ("pattern", counts),
+            ):  # fmt: skip
                 if unknown := sorted(set(named) - set(names)):
                     raise ValueError(
                         f"{key} names {unknown[0]!r}, which is no tier of the site"

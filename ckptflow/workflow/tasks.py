@@ -23,6 +23,10 @@ from parsl.dataflow.taskrecord import TaskRecord
 
 from ckptflow.errors import CheckpointError, ConfigError, Preempted, RunLocked
 from ckptflow.model import LineageId
+from ckptflow.plan.informing import informed
+from ckptflow.policy.interval import parse_interval
+from ckptflow.policy.multilevel.rule import MultiLevel
+from ckptflow.policy.progress import Interval
 from ckptflow.site import PolicyModel, Site
 from ckptflow.store.catalog import AttemptRecord, Lineage
 from ckptflow.store.sharding.sets import ShardSets
@@ -167,9 +171,7 @@ class Tasks:
             app=app.function.name,
             session=self._session,
             tiers=tiers_as_text(self._site.sealed_tiers),
-            every=self._site.failures.inform(
-                app.every if app.every is not None else policy.every
-            ),
+            every=self._every(app, policy),
             keep=app.keep if app.keep is not None else policy.keep,
             packing=app.packing if app.packing is not None else policy.packing,
             capture=app.capture if app.capture is not None else policy.capture,
@@ -183,6 +185,26 @@ class Tasks:
             ranks=self._ranks_of(app),
             code=self._code(app),
         )
+
+    def _every(self, app: App, policy: PolicyModel) -> str | int | Interval | None:
+        """Return when tasks of an app save, told what the site knows of failures and tiers.
+
+        Raises:
+            ConfigError: ranks are to save by a plan that each of them would make for itself.
+        """
+        every = app.every if app.every is not None else policy.every
+        rule, nodes = parse_interval(every), app.ranks.nodes if app.ranks else 1
+        processes = app.ranks.ranks if app.ranks else None
+        if not isinstance(rule, MultiLevel):
+            return self._site.failures.inform(every, nodes=nodes, processes=processes)
+        made = policy.multilevel(rule)
+        if app.ranks is not None and made.interval_s is None:
+            raise ConfigError(
+                f"{app.function.name}() saves on {app.ranks.ranks} ranks, which need a pattern "
+                f"that is the same for all: let `ckptflow tune` find one, and put it as "
+                f"pattern = {{ ... }} beside every = 'multilevel' into the policy."
+            )
+        return informed(made, self._site, nodes=nodes, processes=processes or 1)
 
     def _ranks_of(self, app: App) -> Ranks | None:
         if app.ranks is None:

@@ -20,11 +20,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptflow.checkpointer import Checkpointer
 from ckptflow.checkpointer.hooks import Hooks
+from ckptflow.checkpointer.steering import PlanChange
 from ckptflow.checkpointer.ticket import Ticket
 from ckptflow.store.origin import origin
 from ckptflow.tiers.tier import Tier
@@ -37,6 +39,7 @@ STEP_EVERY_S = 5.0
 TOLD_AT_END = ("outcome", "step", "resumed_step", "error", "failures", "tiers")
 """What of the record of an attempt is told when it ends."""
 
+_TOLD_OF_LEVELS = ("rate_per_s", "latency_s", "interference", "recovery_s")
 _SETTLE_S = 2.0
 _REASON_MAX = 500
 _SKIPPED_MAX = 20
@@ -85,6 +88,10 @@ def close_trail(folder: Path) -> None:
         file = _files.pop((os.getpid(), str(folder)), None)
     if file is not None:
         file.close()
+
+
+def _shortened(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _file(folder: str | None) -> Journal | None:
@@ -159,8 +166,37 @@ class TellingCheckpointer(Checkpointer):
             step=ticket.step,
             blocked_s=blocked_s,
             total_steps=self.total_steps,
+            why=ticket.why,
+            placements=[
+                {"tier": one.tier, "level": one.level, "goes": one.goes, "reason": one.reason}
+                for one in ticket.placements
+            ],
         )
         return ticket
+
+    def _planned(self, change: PlanChange) -> None:
+        super()._planned(change)
+        made, before = change.plan, change.before
+        self._tell(
+            "policy-planned",
+            step=change.step,
+            interval_s=float(f"{made.interval_s:.6g}"),
+            counts=dict(made.counts),
+            before_interval_s=float(f"{before.interval_s:.6g}") if before else None,
+            before_counts=dict(before.counts) if before else None,
+            efficiency=round(made.efficiency, 6),
+            rates_per_s=[_shortened(one) for one in made.rates.per_s],
+            blocked_s=_shortened(made.system.blocked_s),
+            levels=[
+                {
+                    "tier": level.name,
+                    "level": level.number,
+                    **{name: _shortened(getattr(level, name)) for name in _TOLD_OF_LEVELS},
+                }
+                for level in made.system.levels
+            ],
+            reasons=list(made.reasons),
+        )
 
     def _hooks(self, step: int) -> Hooks:
         hooks, attempt = super()._hooks(step), self.attempt
@@ -181,17 +217,17 @@ class TellingCheckpointer(Checkpointer):
                 **fields,
             )
 
-        return Hooks(before_commit=hooks.before_commit, committed=committed)
+        return replace(hooks, committed=committed)
 
     def _written_fields(self, step: int) -> dict[str, Any]:
         """Return what a save came to; the writer notes it before it tells of the commit."""
-        found = [one for writer in self._writers for one in writer.written if one.step == step]
-        if not found:
+        one = self._written(step)
+        if one is None:
             return {}
         return {
-            "state_bytes": found[-1].state_bytes,
-            "stored_bytes": found[-1].stored_bytes,
-            "duration_s": round(found[-1].duration_s, 6),
+            "state_bytes": one.state_bytes,
+            "stored_bytes": one.stored_bytes,
+            "duration_s": round(one.duration_s, 6),
         }
 
     def tell_last_step(self) -> None:

@@ -156,7 +156,7 @@ class DisturbedRun:
         self._lives = 0
         self._began_s = time.monotonic()
         folder.mkdir(parents=True)
-        (folder / "site.toml").write_text(self._site())
+        (folder / "site.toml").write_text(self.site())
         self._write_commands()
 
     # --- its life ---
@@ -168,16 +168,20 @@ class DisturbedRun:
         self.login.start()
         self._lives += 1
         out, err = (self.folder / f"{self._lives}.{what}" for what in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            self._program = self.login.popen(
+                self.words, env=self.environment, cwd=self.folder, stdout=stdout, stderr=stderr
+            )
+
+    @property
+    def words(self) -> list[str]:
+        """What it is started by."""
         plan = self.plan
-        words = [
+        return [
             *(sys.executable, "-m", "ckptflow.cli", "run", str(HERE / "counting.py")),
             *("--site", str(self.folder / "site.toml"), "--"),
             *(str(plan.steps), str(plan.pause_s), str(plan.tasks), str(self.folder / "tasks")),
         ]
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            self._program = self.login.popen(
-                words, env=self.environment, cwd=self.folder, stdout=stdout, stderr=stderr
-            )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -406,7 +410,8 @@ class DisturbedRun:
 
     # --- what it is given ---
 
-    def _site(self) -> str:
+    def site(self) -> str:
+        """Return the text of its site file."""
         plan = self.plan
         options = ["--requeue"] if plan.requeue else []
         if plan.partition:

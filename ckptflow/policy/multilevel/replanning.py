@@ -1,13 +1,14 @@
-"""The plan of a running task: made from what is believed and measured, and made again, in steps.
+"""The plan of a running task: made from what is believed and measured, again and again.
 
 What nobody has said or measured is assumed, so that there is a plan from the first save on:
-typical bandwidths for tiers, and failures of each class once in a long time, since a task that takes
-a class of failures for impossible keeps nothing against it. What is measured replaces it.
+typical bandwidths for tiers, and failures of each class once in a long time, since a task that
+takes a class of failures for impossible keeps nothing against it. What is measured replaces it.
 
-Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the believed
-rate is a poor guess, the belief is given a tenth of its weight. One plan follows another by at
-most a factor of two in the interval and in each count, so that a burst of failures or a slow hour does
-not turn everything over. ``tests/unit/test_multilevel_replanning.py``.
+Rates are those of `ckptflow.policy.failures.estimation`. Where so many failures come that the
+believed rate is a poor guess, the belief is given a tenth of its weight. One plan follows
+another by at most a factor of two in the interval and in each count, so that a burst of
+failures or a slow hour does not turn everything over.
+``tests/unit/test_multilevel_replanning.py``.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.estimation import SURPRISE_MAX, Belief, Beliefs
 from ckptflow.policy.failures.rates import CLASS_NAMES, Rates
-from ckptflow.policy.multilevel.closed_form import spread
+from ckptflow.policy.multilevel.closed_form import best_levels, first_order_pattern, spread
 from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
-from ckptflow.policy.multilevel.exact import efficiency
-from ckptflow.policy.multilevel.presets import cheapest, preset, score_of
+from ckptflow.policy.multilevel.exact import efficiencies, efficiency
+from ckptflow.policy.multilevel.presets import Aim, cheapest, preset, score_of
 from ckptflow.policy.multilevel.rule import MultiLevel
-from ckptflow.policy.multilevel.search import best_pattern
+from ckptflow.policy.multilevel.search import COARSE, Found, best_pattern
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes, format_seconds
@@ -37,8 +40,9 @@ ASSUMED_S = (10 * 86400.0, 60 * 86400.0, 60 * 86400.0, 30 * 86400.0, 365 * 86400
 """Mean time between failures of each class that nobody gave a rate."""
 
 STEP_MAX = 2.0  # From plan to plan an interval or a count changes by this factor at the most.
-_ASSUMED_WEIGHT = 0.1  # Failures that an assumed rate is worth,
+_ASSUMED_WEIGHT = 0.01  # Failures that an assumed rate is worth,
 _SURPRISED_WEIGHT = 0.1  # and part of its weight that a believed one keeps after a surprise.
+_ELSEWHERE = 0.5  # What another task met counts half.
 _CHANGED = 1.25  # A smaller change of an input is not worth a sentence,
 _WORTH = 1e-3  # nor a smaller gain a new plan.
 
@@ -58,6 +62,8 @@ class Knowledge:
         free_bytes: per tier, room that is left; tiers of which it is not known are missing.
         failures: interruptions that were no planned stops, by class.
         observed_s: time in which these were met.
+        failures_elsewhere: likewise of other tasks of the run.
+        observed_elsewhere_s: time in which those were met.
     """
 
     tiers: tuple[tuple[str, int], ...]
@@ -70,6 +76,8 @@ class Knowledge:
     free_bytes: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     observed_s: float = 0.0
+    failures_elsewhere: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    observed_elsewhere_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,7 @@ class Plan:
         rates: of failures, as they are believed after what was met.
         efficiency: expected.
         reasons: why it is as it is; of a new plan, what has changed first.
+        is_step: whether it is on the way to another one, which was too far away.
     """
 
     pattern: Pattern
@@ -91,6 +100,7 @@ class Plan:
     rates: Rates
     efficiency: float
     reasons: tuple[str, ...]
+    is_step: bool = False
 
     @property
     def interval_s(self) -> float:
@@ -102,17 +112,33 @@ def first_plan(rule: MultiLevel) -> Plan | None:
     """Return the plan of the pattern that a rule begins with; ``None`` if it gives none."""
     if rule.interval_s is None:
         return None
+    return plan_of(rule.interval_s, dict(rule.counts), "the pattern that the site gives")
+
+
+def plan_of(
+    interval_s: float, counts: Mapping[str, int], reason: str, rates: Rates | None = None
+) -> Plan:
+    """Return a plan that others have made: all that is known of it is what it says.
+
+    Args:
+        interval_s: computing time between two saves.
+        counts: per tier, inner ones first, every how many saves one goes there.
+        reason: where it is from.
+        rates: what it was made for, if that is known.
+
+    Raises:
+        ConfigError: it is no pattern.
+    """
     levels = tuple(
-        Level(name=name, number=at, rate_per_s=0.0) for at, (name, _) in enumerate(rule.counts)
+        Level(name=name, number=at, rate_per_s=0.0) for at, name in enumerate(counts)
     )
-    pattern = Pattern(rule.interval_s, tuple(count for _, count in rule.counts))
     return Plan(
-        pattern=pattern,
-        counts=dict(rule.counts),
+        pattern=Pattern(interval_s, tuple(counts.values())),
+        counts=dict(counts),
         system=System(levels),
-        rates=Rates((0.0, 0.0, 0.0, 0.0, 0.0)),
+        rates=rates or Rates((0.0, 0.0, 0.0, 0.0, 0.0)),
         efficiency=0.0,
-        reasons=("the pattern that the site gives",),
+        reasons=(reason,),
     )
 
 
@@ -125,7 +151,7 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         before: the plan that holds now.
 
     Raises:
-        ConfigError: no configuration makes progress, or nothing was saved yet.
+        ConfigError: nothing was saved yet, or no tier has room.
     """
     if not known.state_bytes:
         raise ConfigError("A plan needs the size of the state: nothing was saved yet.")
@@ -134,15 +160,15 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
     expected = aim.expected(rates)
     system = current_system(rule, known, expected)
     start = _transferred(before, system)
-    score = score_of(system, aim)
-    found = best_pattern(system, [start] if start else [], score=score)
-    found = cheapest(system, aim, found)
+    found, hopeless = _found(system, aim, start)
     pattern = found.pattern
-    if before is not None and start is not None:
-        if found.efficiency < efficiency(system, start) + _WORTH and aim.far_every_s is None:
+    if before is not None and start is not None and not hopeless:
+        # A step was worth it for the sake of where it leads to: the last of them, too.
+        worth = 0.0 if before.is_step else _WORTH
+        if found.score <= _score(system, aim, start) + worth:
             return before
         pattern = bounded(system, start, found.pattern)
-    said = (*surprises, *(_changes(before, system, rates) if before else ()))
+    said = (*hopeless, *surprises, *(_changes(before, system, rates) if before else ()))
     return Plan(
         pattern=pattern,
         counts=_counts(pattern, system, known),
@@ -150,7 +176,33 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         rates=rates,
         efficiency=efficiency(system, pattern),
         reasons=(*said, *_reasons(system, pattern, found.pattern)),
+        is_step=pattern != found.pattern,
     )
+
+
+def _score(system: System, aim: Aim, pattern: Pattern) -> float:
+    """Return what a pattern is worth to an aim."""
+    intervals = np.array([pattern.interval_s])
+    every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+    found = efficiencies(system, pattern.used, intervals, every)
+    return float(score_of(system, aim)(pattern.used, intervals, every, found)[0])
+
+
+def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tuple[str, ...]]:
+    """Return the best pattern, and what is to be said if there is none that makes progress.
+
+    A task that is hopeless by what is known goes on all the same: what is known may be wrong.
+    The first-order optimum does not look at how long recoveries take.
+    """
+    try:
+        found = best_pattern(
+            system, [start] if start else [], score=score_of(system, aim), strides=COARSE
+        )
+        return cheapest(system, aim, found), ()
+    except ConfigError as error:
+        pattern = first_order_pattern(system, best_levels(system).used)
+        value = efficiency(system, pattern)
+        return Found(pattern, value, value), (f"{error} The first-order optimum is used.",)
 
 
 def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str, ...]]:
@@ -161,10 +213,15 @@ def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str
         belief if rate else Belief(_ASSUMED_WEIGHT, _ASSUMED_WEIGHT * assumed_s)
         for belief, rate, assumed_s in zip(prior.classes, given.per_s, ASSUMED_S, strict=True)
     ]
-    said: list[str] = []
+    a, b, c, d, e = classes
+    told = Beliefs((a, b, c, d, e)).updated(
+        known.failures_elsewhere, known.observed_elsewhere_s, weight=_ELSEWHERE
+    )
+    classes, said = list(told.classes), list[str]()
     for at, (belief, count) in enumerate(zip(classes, known.failures, strict=True)):
         whole = math.floor(count)
-        often = belief.chance_of_at_least(whole, known.observed_s) if whole else 1.0
+        # One may come at any time: that is an accident.
+        often = belief.chance_of_at_least(whole, known.observed_s) if whole > 1 else 1.0
         seldom = belief.chance_of_at_most(whole, known.observed_s)
         if min(often, seldom) >= SURPRISE_MAX:
             continue
@@ -172,7 +229,7 @@ def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str
             belief.failures * _SURPRISED_WEIGHT, belief.observed_s * _SURPRISED_WEIGHT
         )
         said.append(
-            f"{CLASS_NAMES[at]}: {whole} times in {format_seconds(known.observed_s)}, where "
+            f"{CLASS_NAMES[at]}: {whole} failures in {format_seconds(known.observed_s)}, where "
             f"{belief.mean_per_s * known.observed_s:.2g} were expected"
         )
     a, b, c, d, e = classes
@@ -188,7 +245,8 @@ def current_system(rule: MultiLevel, known: Knowledge, rates: Rates) -> System:
     """
     costs = {one.name: one for one in rule.tiers}
     tiers = [
-        _with_room(costs.get(name) or _typical(name, level), known) for name, level in known.tiers
+        _with_room(costs.get(name) or _typical(name, level), known)
+        for name, level in known.tiers
     ]
     roomy = [tier for tier in tiers if _fits(tier, known)]
     if not roomy:
@@ -213,7 +271,9 @@ def current_system(rule: MultiLevel, known: Knowledge, rates: Rates) -> System:
         restore_s = known.restores_s.get(level.name)
         recovery_s = level.recovery_s
         if restore_s is not None:
-            recovery_s = Reaction(queue_s=rule.queue_s).before_restore_s(level.number) + restore_s
+            recovery_s = (
+                Reaction(queue_s=rule.queue_s).before_restore_s(level.number) + restore_s
+            )
         levels.append(replace(level, latency_s=latest_s, recovery_s=recovery_s))
     return replace(made, levels=tuple(levels), blocked_s=blocked_s)
 
@@ -268,7 +328,10 @@ def _typical(name: str, level: int) -> TierCosts:
 
 def _with_room(tier: TierCosts, known: Knowledge) -> TierCosts:
     free = known.free_bytes.get(tier.name)
-    return tier if free is None else replace(tier, capacity_bytes=max(1.0, float(free)))
+    if free is None:
+        return tier
+    own = known.state_bytes * tier.storage_factor if tier.name in known.copies_s else 0.0
+    return replace(tier, capacity_bytes=max(1.0, free + own))
 
 
 def _fits(tier: TierCosts, known: Knowledge) -> bool:
@@ -279,25 +342,23 @@ def _fits(tier: TierCosts, known: Knowledge) -> bool:
 
 def _changes(before: Plan, system: System, rates: Rates) -> tuple[str, ...]:
     """Say what is not any more as it was when the plan before was made."""
-    said: list[str] = []
-    for name, old, new in zip(CLASS_NAMES, before.rates.per_s, rates.per_s, strict=True):
-        if old and new and _differs(old, new):
-            said.append(
-                f"{name} every {format_seconds(1 / new)} now, before every "
-                f"{format_seconds(1 / old)}"
-            )
+    said = [
+        f"{name} every {format_seconds(1 / new)} now, before every {format_seconds(1 / old)}"
+        for name, old, new in zip(CLASS_NAMES, before.rates.per_s, rates.per_s, strict=True)
+        if old and new and _differs(old, new)
+    ]
     if before.system.blocked_s and _differs(before.system.blocked_s, system.blocked_s):
         said.append(
             f"a save blocks for {format_seconds(system.blocked_s)} now, before for "
             f"{format_seconds(before.system.blocked_s)}"
         )
     old_s = {level.name: level.latency_s for level in before.system.levels}
-    for level in system.levels:
-        if old_s.get(level.name) and _differs(old_s[level.name], level.latency_s):
-            said.append(
-                f"a copy to {level.name} takes {format_seconds(level.latency_s)} now, before "
-                f"{format_seconds(old_s[level.name])}"
-            )
+    said += [
+        f"a copy to {level.name} takes {format_seconds(level.latency_s)} now, before "
+        f"{format_seconds(old_s[level.name])}"
+        for level in system.levels
+        if old_s.get(level.name) and _differs(old_s[level.name], level.latency_s)
+    ]
     return tuple(said)
 
 
@@ -310,15 +371,7 @@ def _reasons(system: System, pattern: Pattern, wanted: Pattern) -> tuple[str, ..
         f"failures come every {format_seconds(system.mtbf_s)}, a save blocks for "
         f"{format_seconds(system.blocked_s)}: a save every {format_seconds(pattern.interval_s)}"
     ]
-    for level, count in zip(system.levels, pattern.every, strict=True):
-        if count:
-            said.append(
-                f"{level.name} gets {'every save' if count == 1 else f'one save in {count}'}: "
-                f"a copy takes {format_seconds(level.latency_s)}, failures that need it come "
-                f"every {format_seconds(1 / level.rate_per_s) if level.rate_per_s else 'no time'}"
-            )
-        else:
-            said.append(f"{level.name} is not used: the next level serves its failures better")
+    said += map(_about, system.levels, pattern.every)
     if pattern != wanted:
         said.append(
             f"a step towards {format_seconds(wanted.interval_s)} and {list(wanted.every)}"
@@ -326,8 +379,19 @@ def _reasons(system: System, pattern: Pattern, wanted: Pattern) -> tuple[str, ..
     return tuple(said)
 
 
+def _about(level: Level, count: int) -> str:
+    if not count:
+        return f"{level.name} is not used: the next level serves its failures better"
+    gets = "every save" if count == 1 else f"one save in {count}"
+    copy = f"a copy takes {format_seconds(level.latency_s)}"
+    if not level.rate_per_s:
+        return f"{level.name} gets {gets}: {copy}, and no failure needs it by itself"
+    every = format_seconds(1 / level.rate_per_s)
+    return f"{level.name} gets {gets}: {copy}, failures that need it come every {every}"
+
+
 def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> bool:
-    """Tell whether it is worth while to make the plan again: what it was made from has changed."""
+    """Tell whether a plan is to be made again: what it was made from has changed."""
     if plan is None or made_from is None:
         return bool(known.state_bytes)
     if sum(known.failures) != sum(made_from.failures):
@@ -338,7 +402,7 @@ def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> 
         (1 + made_from.slowdown, 1 + known.slowdown),
         (made_from.observed_s + 60.0, known.observed_s + 60.0),
     ]
-    pairs += [(made_from.copies_s.get(name, 0.0), known.copies_s[name]) for name in known.copies_s]
+    pairs += [
+        (made_from.copies_s.get(name, 0.0), known.copies_s[name]) for name in known.copies_s
+    ]
     return any(_differs(old, new) if old and new else old != new for old, new in pairs)
-
-

@@ -1,13 +1,14 @@
 """The rule ``every="multilevel"``: when a plan says so. The plan says where, too.
 
-A rule is what the site and the user say; it is a plain value that travels with a task. The plan is
-made, and made again, where the task runs (`ckptflow.checkpointer.steering`), by
+A rule is what the site and the user say; it is a plain value that travels with a task. The plan
+is made, and made again, where the task runs (`ckptflow.checkpointer.steering`), by
 `ckptflow.policy.multilevel.replanning`. ``tests/unit/test_multilevel_rule.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.rates import Rates
@@ -61,7 +62,12 @@ class MultiLevel:
             raise ConfigError("A plan that never changes needs a pattern; give one.")
 
     def __str__(self) -> str:
-        return NAME if self.preset == "fast" else f"{NAME},{self.preset}"
+        """Return the short form, from which `parse_multilevel` makes the same rule."""
+        if self == MultiLevel(preset=self.preset):
+            return NAME if self.preset == "fast" else f"{NAME},{self.preset}"
+        given = asdict(self)
+        given["rates"] = None if self.rates is None else list(self.rates.per_s)
+        return f"{NAME} {json.dumps(given)}"
 
     def decide(self, progress: Progress) -> Decision:
         """See `ckptflow.policy.progress.Interval.decide`."""
@@ -73,23 +79,46 @@ class MultiLevel:
         if planned_s is None:
             return Decision(due=True, reason="the first save, which measures what a save takes")
         due = since_s + (progress.step_time_s or 0.0) / 2 >= planned_s
-        compared = "at least" if due else "less than"
+        compared = "less than"
+        if due:
+            compared = "at least" if since_s >= planned_s else "the step end nearest to"
+        since, planned = format_seconds(since_s), format_seconds(planned_s)
         return Decision(
-            due,
-            f"{format_seconds(since_s)} since the last save, {compared} the "
-            f"{format_seconds(planned_s)} of the plan",
+            due, f"{since} since the last save, {compared} the {planned} of the plan"
         )
 
 
 def parse_multilevel(text: str) -> MultiLevel | None:
     """Return the rule that ``multilevel`` or ``multilevel,PRESET`` means; else ``None``.
 
+    What a rule was written as with all its fields (`MultiLevel.__str__`) is read, too.
+
     Raises:
         ConfigError: it begins like one, and goes on like none.
     """
+    if text.startswith(f"{NAME} {{"):
+        return _read(text.removeprefix(NAME))
     first, *rest = (part.strip() for part in text.split(","))
     if first != NAME:
         return None
     if len(rest) > 1:
         raise ConfigError(f"{text!r}: behind 'multilevel' stands one preset at the most.")
     return MultiLevel(preset=rest[0]) if rest else MultiLevel()
+
+
+def _read(text: str) -> MultiLevel:
+    try:
+        given = json.loads(text)
+        rates = given.pop("rates")
+        return MultiLevel(
+            **{
+                **given,
+                "tiers": tuple(TierCosts(**one) for one in given["tiers"]),
+                "counts": tuple((str(name), int(count)) for name, count in given["counts"]),
+                "rates": None if rates is None else Rates(tuple(rates)),
+            }
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{NAME}{text} is no multi-level policy: {error}") from error

@@ -36,7 +36,8 @@ Score = Callable[[tuple[bool, ...], F64s, I64s, F64s], F64s]
 
 PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 
-_STRIDES = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
+FINE = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
+COARSE = (0.25, 0.08)  # Near enough for whom the costs are not known better than that.
 _STEPS_MAX = 60
 _ENOUGH = 1e-6  # A step that gains less is the last of its stride.
 
@@ -83,7 +84,11 @@ def _idle(system: System, places: Sequence[int], needed: int) -> bool:
 
 
 def best_pattern(
-    system: System, starts: Iterable[Pattern] = (), *, score: Score = by_efficiency
+    system: System,
+    starts: Iterable[Pattern] = (),
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
 ) -> Found:
     """Return the best pattern that is found from some starts and the first-order optima.
 
@@ -91,6 +96,7 @@ def best_pattern(
         system: the levels.
         starts: where to begin besides, for example with what a surrogate says.
         score: what is to be great; the efficiency if not given.
+        strides: how near to the best it goes; `COARSE` takes less than half the time.
 
     Raises:
         ConfigError: no configuration makes progress.
@@ -103,24 +109,34 @@ def best_pattern(
     dynamic = best_levels(system).used
     chosen = dict.fromkeys([*([dynamic] if dynamic in sets else []), *ranked[:3]])
     begin += [first_order_pattern(system, used) for used in chosen]
-    return _onwards(system, _best(system, begin, score), sets, score)
+    return _onwards(system, _best(system, begin, score, strides), sets, score, strides)
 
 
 def _onwards(
-    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+    system: System,
+    best: Found,
+    sets: Sequence[tuple[bool, ...]],
+    score: Score,
+    strides: Sequence[float],
 ) -> Found:
     """Go on to other levels as long as one more or one less is better."""
-    while (other := _other_levels(system, best, sets, score)).score > best.score + _ENOUGH:
+    while True:
+        other = _other_levels(system, best, sets, score, strides)
+        if other.score <= best.score + _ENOUGH:
+            return best
         best = other
-    return best
 
 
 def _other_levels(
-    system: System, best: Found, sets: Sequence[tuple[bool, ...]], score: Score
+    system: System,
+    best: Found,
+    sets: Sequence[tuple[bool, ...]],
+    score: Score,
+    strides: Sequence[float],
 ) -> Found:
     """Return the best with one level more or one less than a pattern has, or that itself."""
     found = [
-        best_on(system, used, best.pattern, score=score)
+        best_on(system, used, best.pattern, score=score, strides=strides)
         for used in sets
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
     ]
@@ -128,13 +144,17 @@ def _other_levels(
 
 
 def best_on(
-    system: System, used: tuple[bool, ...], near: Pattern, *, score: Score = by_efficiency
+    system: System,
+    used: tuple[bool, ...],
+    near: Pattern,
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
 ) -> Found:
     """Return the best on some levels, from a pattern on others and the first-order one."""
     starts = dict.fromkeys([on_levels(system, near, used), first_order_pattern(system, used)])
-    return max(
-        (climb(system, start, score=score) for start in starts), key=lambda one: one.score
-    )
+    found = [climb(system, start, score=score, strides=strides) for start in starts]
+    return max(found, key=lambda one: one.score)
 
 
 def on_levels(system: System, pattern: Pattern, used: tuple[bool, ...]) -> Pattern:
@@ -174,7 +194,7 @@ def thorough(
         ]
     if not begin:
         raise ConfigError(no_progress(system))
-    return _onwards(system, _best(system, begin, score), sets, score)
+    return _onwards(system, _best(system, begin, score, FINE), sets, score, FINE)
 
 
 def no_progress(system: System) -> str:
@@ -197,8 +217,11 @@ def no_progress(system: System) -> str:
     )
 
 
-def _best(system: System, begin: Sequence[Pattern], score: Score) -> Found:
-    found = [climb(system, start, score=score) for start in _worth(system, begin, score)]
+def _best(
+    system: System, begin: Sequence[Pattern], score: Score, strides: Sequence[float]
+) -> Found:
+    worth = _worth(system, begin, score)
+    found = [climb(system, start, score=score, strides=strides) for start in worth]
     best = max(found, key=lambda one: one.score)
     if best.efficiency < PROGRESS_MIN:
         raise ConfigError(no_progress(system))
@@ -237,13 +260,19 @@ def _first_order(system: System, used: tuple[bool, ...]) -> float:
     )
 
 
-def climb(system: System, start: Pattern, *, score: Score = by_efficiency) -> Found:
+def climb(
+    system: System,
+    start: Pattern,
+    *,
+    score: Score = by_efficiency,
+    strides: Sequence[float] = FINE,
+) -> Found:
     """Go from a pattern to better ones, in ever smaller steps, on the same levels."""
     used = start.used
     counts = [count for count in start.every if count]
     interval_s = start.interval_s
     _, best = _value(system, start, score)
-    for stride in _STRIDES:
+    for stride in strides:
         for _ in range(_STEPS_MAX):
             patterns = _neighbours(system.using(used), interval_s, counts, stride)
             values = _values(system, used, patterns, score)

@@ -26,6 +26,7 @@ from ckptflow.policy.multilevel.presets import (
 from ckptflow.policy.multilevel.search import (
     PROGRESS_MIN,
     Found,
+    Score,
     best_on,
     best_pattern,
     climb,
@@ -170,20 +171,32 @@ def _answer(
     if not proposals:
         return _exact(system, aim), "exact search; the surrogate knows no pattern that may be"
     outside = _outside(system, surrogate, proposals[0])
-    if outside:
-        what = ", ".join(outside[:3])
-        return (
-            _exact(system, aim, proposals),
-            f"exact search; the surrogate was not trained with this: {what}",
-        )
+    doubt = f"the surrogate was not trained with this: {', '.join(outside[:3])}"
+    if refine and outside:
+        return _exact(system, aim, proposals), f"exact search; {doubt}"
     if refine:
         found = cheapest(system, aim, best_pattern(system, proposals, score=score))
         return found, "the surrogate's proposals, refined by exact evaluation"
-    first = proposals[0]
-    value = efficiency(system, first)
-    if value < PROGRESS_MIN:
+    if not outside:
+        return _first_of(system, proposals[:1], score), "the surrogate's proposal"
+    simple = [first_order_pattern(system, one.used) for one in proposals]
+    found = _first_of(system, [*proposals, *simple], score)
+    return found, f"the best of the surrogate's proposals and first-order optima; {doubt}"
+
+
+def _first_of(system: System, candidates: list[Pattern], score: Score) -> Found:
+    """Return the best of a few patterns, by exact evaluation and without any search."""
+    found = []
+    for pattern in dict.fromkeys(candidates):
+        value = efficiency(system, pattern)
+        every = np.array([[count for count in pattern.every if count]], dtype=np.int64)
+        interval_s, values = np.array([pattern.interval_s]), np.array([value])
+        scored = float(score(pattern.used, interval_s, every, values)[0])
+        found.append(Found(pattern, value, scored))
+    best = max(found, key=lambda one: one.score)
+    if best.efficiency < PROGRESS_MIN:
         raise ConfigError(no_progress(system))
-    return Found(first, value, value), "the surrogate's proposal"
+    return best
 
 
 def _exact(system: System, aim: Aim, starts: list[Pattern] | None = None) -> Found:

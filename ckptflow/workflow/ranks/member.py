@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from ckptflow.checkpointer.sharded import Check, Replicated, ShardedCheckpointer
 from ckptflow.errors import CheckpointError, ConfigError, FormatError, Preempted
 from ckptflow.flush import Flushing
 from ckptflow.policy.interval import EverySteps, Never, parse_interval
+from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.progress import Decision, Interval, Progress
 from ckptflow.store.sharding.search import PerRank
 from ckptflow.workflow.deadline import StopSignals
@@ -261,6 +263,8 @@ class RankCheckpointer(TellingCheckpointer, ShardedCheckpointer):
             stop=lambda: self._lease.stop,
             **objects,
         )
+        if isinstance(when, MultiLevel):  # All ranks have the same pattern, and keep it.
+            self._placing.steer(replace(when, replan=False))
         if not counts_steps:
             self._interval = _Agreed(self._lease, when if member.place.rank == 0 else None)
         member.last_saves = self._finish_saves
