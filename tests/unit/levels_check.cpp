@@ -1,7 +1,7 @@
 // Evaluates and simulates patterns of all kinds, likely ones and impossible ones, so that the
 // sanitizers see every table read or written too far, and every number that is none. What comes
 // out must be an efficiency; the parts of a simulation must add up to its time. Prints how many
-// did not, and fails with the first. tests/native/sanitize.sh builds and runs it.
+// did not, and fails if there are any. tests/native/sanitize.sh builds and runs it.
 #include "renewal.hpp"
 #include "simulate.hpp"
 

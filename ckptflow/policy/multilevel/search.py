@@ -40,6 +40,7 @@ FINE = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coa
 COARSE = (0.25, 0.08)  # Near enough for whom the costs are not known better than that.
 _STEPS_MAX = 60
 _ENOUGH = 1e-6  # A step that gains less is the last of its stride.
+_NO_GAIN = 2e-6  # A level that gains no more is left out.
 
 
 @dataclass(frozen=True, slots=True)
