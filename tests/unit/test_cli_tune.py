@@ -64,7 +64,7 @@ def test_all_is_printed_that_decides(site: str) -> None:
         "Not calibrated: typical values of nvme, pfs.",
         "redundancy between nodes: none",
         "expected, 0.", "time: useful", "found by: ",
-        "WHAT IF", "rates of all failures", "INSTEAD", "Level 3 (pfs) gets every save",
+        "WHAT IF", "rates of all failures", "Level 3 (pfs) gets every save",
         "a node is lost every 6h05min", "From: made up",
         "for the site file:",
     ):  # fmt: skip
@@ -72,6 +72,13 @@ def test_all_is_printed_that_decides(site: str) -> None:
     written = tomllib.loads(text.split("for the site file:")[1])["policy"]
     assert written["every"] == "multilevel,safe"
     assert written["pattern"]["pfs"] == 1
+
+
+def test_other_ways_are_printed_with_what_they_come_to(site: str) -> None:
+    result = tune("--site", site, *LOAD, "--redundancy", "auto")
+    assert result.exit_code == 0, result.output
+    instead = result.stdout.split("INSTEAD")[1]
+    assert sum(scheme in instead for scheme in ("none", "partner 2", "xor 8", "rs 8-2")) >= 3
 
 
 def test_the_document_has_the_same_answer(site: str) -> None:

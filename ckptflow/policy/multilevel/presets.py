@@ -34,7 +34,7 @@ class Aim:
             best.
         give_up: so much efficiency may be given up for what is cheaper: fewer bytes to what is
             shared, lower prices.
-        preemption_s: mean time after which an allocation is taken away, unless that is known.
+        preemption_s: mean time after which an allocation is taken away, besides other failures.
     """
 
     name: str
@@ -44,14 +44,19 @@ class Aim:
     give_up: float = 0.0
     preemption_s: float | None = None
 
-    def expected(self, rates: Rates) -> Rates:
-        """Return the rates that this aim reckons with."""
-        rates = rates.scaled(self.pessimism) if self.pessimism != 1 else rates
+    def believed(self, rates: Rates) -> Rates:
+        """Return rates with those of what this aim believes in besides."""
         if self.preemption_s is None:
             return rates
-        per_s = list(rates.per_s)
-        per_s[FAR_LEVEL] = max(per_s[FAR_LEVEL], 1 / self.preemption_s)
-        return Rates(tuple(per_s))  # type: ignore[arg-type]
+        return rates + Rates((0.0, 0.0, 0.0, 1 / self.preemption_s, 0.0))
+
+    def cautious(self, rates: Rates) -> Rates:
+        """Return the rates that this aim reckons with, where these are believed."""
+        return rates.scaled(self.pessimism) if self.pessimism != 1 else rates
+
+    def expected(self, rates: Rates) -> Rates:
+        """Return the rates that this aim reckons with, where nothing was met yet."""
+        return self.cautious(self.believed(rates))
 
 
 PRESETS = {
@@ -73,8 +78,8 @@ PRESETS = {
         ),
         Aim(
             name="spot",
-            about="allocations that are taken away, every 2 h unless a rate is known; at most "
-            "10 min between checkpoints on a file system or beyond",
+            about="allocations that are taken away every 2 h, besides what else fails, until "
+            "more is known; at most 10 min between checkpoints on a file system or beyond",
             far_every_s=600.0,
             preemption_s=7200.0,
         ),

@@ -157,8 +157,7 @@ def make_plan(rule: MultiLevel, known: Knowledge, before: Plan | None = None) ->
         raise ConfigError("A plan needs the size of the state: nothing was saved yet.")
     aim = preset(rule.preset)
     rates, surprises = believed_rates(rule, known)
-    expected = aim.expected(rates)
-    system = current_system(rule, known, expected)
+    system = current_system(rule, known, aim.cautious(rates))
     start = _transferred(before, system)
     found, hopeless = _found(system, aim, start)
     pattern = found.pattern
@@ -207,7 +206,7 @@ def _found(system: System, aim: Aim, start: Pattern | None) -> tuple[Found, tupl
 
 def believed_rates(rule: MultiLevel, known: Knowledge) -> tuple[Rates, tuple[str, ...]]:
     """Return the rates to reckon with, and what was surprising about what was met."""
-    given = rule.rates or Rates((0.0, 0.0, 0.0, 0.0, 0.0))
+    given = preset(rule.preset).believed(rule.rates or Rates((0.0, 0.0, 0.0, 0.0, 0.0)))
     prior = Beliefs.of(given)
     classes = [
         belief if rate else Belief(_ASSUMED_WEIGHT, _ASSUMED_WEIGHT * assumed_s)

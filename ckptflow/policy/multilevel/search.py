@@ -40,7 +40,7 @@ FINE = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coa
 COARSE = (0.25, 0.08)  # Near enough for whom the costs are not known better than that.
 _STEPS_MAX = 60
 _ENOUGH = 1e-6  # A step that gains less is the last of its stride.
-_NO_GAIN = 2e-6  # A level that gains no more is left out.
+_NO_GAIN = _ENOUGH / 2  # A level that gains no more is left out. Less than above: no circles.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,16 @@ def level_sets(system: System) -> Iterator[tuple[bool, ...]]:
 
 
 def _idle(system: System, places: Sequence[int], needed: int) -> bool:
-    """Return whether the outermost of some levels is there for no failure, nor for an aim."""
-    if len(places) == 1 or places[-2] < needed:
+    """Return whether the first or the last of some levels is there for no failure, nor an aim.
+
+    What recovers from nothing may still take over where a level further in fails to, so one
+    between others is tried.
+    """
+    if len(places) == 1:
+        return False
+    if system.levels[places[0]].rate_per_s == 0 and places[0] < needed:
+        return True
+    if places[-2] < needed:
         return False
     return system.levels[places[-2]].number >= FAR_LEVEL or (
         system.levels[places[-1]].number < FAR_LEVEL
