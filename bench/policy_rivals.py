@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +30,12 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import (
+    SEARCHED_MAX,
     best_levels,
     first_order_pattern,
     spread,
 )
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.search import SEARCHED_MAX, shortest_interval_s
 from ckptflow.policy.multilevel.simulation import simulate
 from ckptflow.policy.multilevel.surrogate import propose, shipped
 from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
@@ -59,8 +60,11 @@ def feasible(system: System, pattern: Pattern) -> Pattern:
         ratio = max(count // inner, math.ceil(lag / (level.in_flight * before)))
         before *= max(1, min(ratio, SEARCHED_MAX // before))
         counts.append(before)
-    every = spread(pattern.used, counts)
-    return Pattern(max(interval_s, shortest_interval_s(system, every)), every)
+    for level, count in zip(
+        part.levels, counts, strict=True
+    ):  # Where counts are at their limit.
+        interval_s = max(interval_s, level.latency_s / (count * level.in_flight) - blocked_s)
+    return Pattern(interval_s, spread(pattern.used, counts))
 
 
 # --- to first order, and ours ----------------------------------------------------------
@@ -79,11 +83,6 @@ def first_order_all(system: System) -> Pattern:
 def surrogate_alone(system: System) -> Pattern:
     """Return what the surrogate takes for the best, wherever it was trained."""
     return propose(system, shipped())[0]
-
-
-def surrogate_answer(system: System) -> Pattern:
-    """Return what `tune` says without refining; it searches where nothing was learned."""
-    return tune({"": system}, surrogate=shipped(), refine=False).pattern
 
 
 def full_tuner(system: System) -> Pattern:
@@ -213,6 +212,8 @@ def learn(model: Any, labels: Labels) -> Learned:
 
 def learners() -> dict[str, Any]:
     """Return the learners, not yet fitted."""
+    # Threads that wait for work take processor time, many times that of one answer.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.multioutput import MultiOutputRegressor
     from sklearn.neighbors import KNeighborsRegressor

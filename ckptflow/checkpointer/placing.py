@@ -17,6 +17,7 @@ from ckptflow.checkpointer.requests import Written
 from ckptflow.checkpointer.steering import PlanChange, Steering
 from ckptflow.checkpointer.surroundings import boot_id
 from ckptflow.errors import ConfigError
+from ckptflow.policy.multilevel.replanning import Plan
 from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.placement import Occasion, Placement, plan
 from ckptflow.policy.progress import Interval, Progress
@@ -89,6 +90,11 @@ class Placing:
             told=self._told,
             boot=boot_id(),
         )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that holds now; ``None`` while there is none."""
+        return self._steering.plan if self._steering is not None else None
 
     def start(self, history: History, *, restore_s: float) -> None:
         """The attempt begins to compute, from what was restored in so many seconds."""

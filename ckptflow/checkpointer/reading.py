@@ -7,9 +7,11 @@ from typing import Any
 
 from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.placing import Placing
 from ckptflow.data.runs import Index
 from ckptflow.errors import ConfigError
 from ckptflow.model import STEP_MAX
+from ckptflow.policy.multilevel.replanning import Plan
 from ckptflow.store.arrays import StoredArrays
 from ckptflow.store.catalog import Lineage
 from ckptflow.store.find import find_checkpoint
@@ -21,6 +23,7 @@ class Reading:
     _lineage: Lineage
     _history: History
     _pace: Pace
+    _placing: Placing
     _note: Callable[[str], None]
 
     @property
@@ -48,6 +51,14 @@ class Reading:
     def last_step(self) -> int | None:
         """Step of the newest save of this attempt, or else the restored one."""
         return self._pace.last_step
+
+    @property
+    def plan(self) -> Plan | None:
+        """How often it saves, and to which tiers, by ``every="multilevel"``; else ``None``.
+
+        Also ``None`` before the first save, which measures, if no pattern was given.
+        """
+        return self._placing.plan
 
     @property
     def save_time_s(self) -> float:

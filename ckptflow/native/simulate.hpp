@@ -132,8 +132,16 @@ class Simulation {
         }
     }
 
-    // Lets a failure pass that meets nothing.
-    void miss() {
+    // Lets what comes while nothing is computed meet nothing. A long wait is many events, too.
+    void skip_failures() {
+        while (next_ <= now_ && account_->events < events_max_) {
+            account_->events++;
+            forget();
+        }
+    }
+
+    // Looks for the failure after the next.
+    void forget() {
         arrivals_[next_law_].pass();
         look_ahead();
     }
@@ -234,7 +242,7 @@ class Simulation {
         const int law = static_cast<int>(next_law_), klass = classes_[next_law_];
         account_->failures[law]++;
         account_->events++;
-        miss();
+        forget();
         if (law >= around_.allocation_law) allocation_lost_ = true;
         if (law >= around_.node_law && around_.spares >= 0) replace_node();
         return klass;
@@ -262,7 +270,7 @@ class Simulation {
     void pause(double seconds) {
         now_ += seconds;
         account_->waiting += seconds;
-        while (next_ <= now_) miss();
+        skip_failures();
     }
 
     // Recovers from a failure of a class; returns the class that it was at last.
@@ -334,8 +342,11 @@ class Simulation {
 
     // What was to happen while nothing ran meets nothing.
     void skip() {
-        while (next_ <= now_) miss();
-        while (preemptions_.next() <= now_) preemptions_.pass();
+        skip_failures();
+        while (preemptions_.next() <= now_ && account_->events < events_max_) {
+            account_->events++;
+            preemptions_.pass();
+        }
     }
 
     void begin_allocation() {

@@ -149,8 +149,8 @@ def train(
     told("a neural network")
     network = MLPRegressor(
         hidden_layer_sizes=(64, 48), activation="tanh", alpha=1e-6, learning_rate_init=2e-3,
-        batch_size=min(512, len(inputs)), max_iter=60, early_stopping=True, n_iter_no_change=6,
-        tol=1e-6, random_state=seed,
+        batch_size=min(512, int(0.8 * (~held).sum())),  # Stopping early keeps some for itself.
+        max_iter=60, early_stopping=True, n_iter_no_change=6, tol=1e-6, random_state=seed,
     )  # fmt: skip
     trees = HistGradientBoostingRegressor(
         max_iter=150, max_leaf_nodes=31, learning_rate=0.15, random_state=seed

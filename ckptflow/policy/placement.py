@@ -8,7 +8,7 @@ one before gets the next. ``tests/unit/test_placement.py``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptflow.errors import ConfigError
 from ckptflow.units import format_bytes, format_seconds
@@ -102,7 +102,10 @@ def plan(occasion: Occasion, rules: Sequence[TierRule]) -> list[Placement]:
         raise ConfigError(f"None of the tiers {names} is used: a checkpoint needs one.")
     innermost = next((rule for rule in used if not _obstacle(rule, occasion)), used[0])
     verdicts = [_verdict(rule, occasion, innermost, ordered) for rule in ordered]
-    return _joined(verdicts, ordered) if occasion.outward else verdicts
+    if occasion.outward:
+        early = [_is_early(rule, occasion) for rule in ordered]
+        verdicts = _joined(verdicts, early)
+    return verdicts
 
 
 def _verdict(
@@ -114,12 +117,21 @@ def _verdict(
         return Placement(rule.name, goes=True, reason=reason, level=rule.level)
     goes, reason = _asked_for(rule, occasion, ordered)
     if goes:
-        obstacle = _obstacle(rule, occasion) or _too_late(rule, occasion, ordered)
-        if not obstacle and rule.name in occasion.on_way and not occasion.last:
-            obstacle = "the copy before is still on its way; the next one goes"
+        obstacle = (
+            _obstacle(rule, occasion)
+            or _too_late(rule, occasion, ordered)
+            or _still_waits(rule, occasion)
+        )
         if obstacle:
             goes, reason = False, obstacle
     return Placement(rule.name, goes, reason, level=rule.level)
+
+
+def _is_early(rule: TierRule, occasion: Occasion) -> bool:
+    """Tell whether nothing but its count keeps a checkpoint from a tier."""
+    sent = (occasion.sent or {}).get(rule.name)
+    waits = sent is not None and occasion.ordinal - sent < rule.every
+    return waits and not _obstacle(rule, occasion) and not _still_waits(rule, occasion)
 
 
 def _asked_for(
@@ -133,24 +145,28 @@ def _asked_for(
         return False, "the plan does not use this tier"
     if rule.every == 1:
         return True, "gets every checkpoint"
-    sent, number = occasion.sent, occasion.ordinal
-    if sent is None:
-        due, reason = (
-            number % rule.every == 0,
-            f"number {number}, and it gets every {rule.every}",
-        )
-        reason += " from 0 on"
-    elif rule.name not in sent:
-        due, reason = True, "the first one, so that a copy exists early"
-    else:
-        since = number - sent[rule.name]
-        due, reason = (
-            since >= rule.every,
-            f"{since} since the last there, and it gets every {rule.every}",
-        )
+    due, reason = _is_due(rule, occasion)
     if not due and occasion.last:
         return True, "the last checkpoint of the attempt goes everywhere"
     return due, reason
+
+
+def _is_due(rule: TierRule, occasion: Occasion) -> tuple[bool, str]:
+    """Return whether enough checkpoints have passed, and how many have."""
+    sent, number = occasion.sent, occasion.ordinal
+    if sent is None:
+        reason = f"number {number}, and it gets every {rule.every} from 0 on"
+        return number % rule.every == 0, reason
+    if rule.name not in sent:
+        return True, "the first one, so that a copy exists early"
+    since = number - sent[rule.name]
+    return since >= rule.every, f"{since} since the last there, and it gets every {rule.every}"
+
+
+def _still_waits(rule: TierRule, occasion: Occasion) -> str:
+    if rule.name not in occasion.on_way or occasion.last:
+        return ""
+    return "the copy before is still on its way; the next one goes"
 
 
 def _obstacle(rule: TierRule, occasion: Occasion) -> str:
@@ -181,15 +197,13 @@ def _too_late(rule: TierRule, occasion: Occasion, ordered: Sequence[TierRule]) -
     return f"a copy takes {format_seconds(rule.copy_s)}, and {left} are left"
 
 
-def _joined(verdicts: Sequence[Placement], ordered: Sequence[TierRule]) -> list[Placement]:
-    """Have what goes to a tier go to all that are used before it."""
+def _joined(verdicts: Sequence[Placement], early: Sequence[bool]) -> list[Placement]:
+    """Have what goes to a tier go to all before it that only wait for their turn."""
     outermost = max((at for at, one in enumerate(verdicts) if one.goes), default=0)
-    joined: list[Placement] = []
-    for at, (one, rule) in enumerate(zip(verdicts, ordered, strict=True)):
-        waits = " since the last there, " in one.reason
-        if at < outermost and rule.every and not one.goes and waits:
-            reason = f"goes to {verdicts[outermost].tier}, and through here"
-            joined.append(Placement(one.tier, goes=True, reason=reason, level=one.level))
-        else:
-            joined.append(one)
-    return joined
+    reason = f"goes to {verdicts[outermost].tier}, and through here"
+    return [
+        replace(one, goes=True, reason=reason)
+        if is_early and not one.goes and at < outermost
+        else one
+        for at, (one, is_early) in enumerate(zip(verdicts, early, strict=True))
+    ]

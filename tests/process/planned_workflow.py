@@ -12,7 +12,7 @@ import numpy as np
 
 import ckptflow as cf
 
-DIES_AT = {1: 40, 2: 70, 3: 100}
+DIES_AT = {1: 40, 2: 70}
 
 
 @cf.python_app(key=("seed",), version="1")
@@ -43,7 +43,7 @@ def together(steps, ckpt):
 
 def main(out: Path) -> None:
     with cf.run("planned", retries=9):
-        one, two = count(3, 130), together(60)
+        one, two = count(3, 100), together(60)
         out.write_text(json.dumps([one.result(), two.result()]))
 
 

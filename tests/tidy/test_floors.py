@@ -50,6 +50,7 @@ def test_the_package_keeps_the_floors(copy: Path) -> None:
         ("utils", '"""A stray module."""', "ckptflow.utils"),
         ("tiers/posix", "import ckptflow.manifest", "ckptflow.tiers is not allowed to import"),
         ("policy/interval", "import ckptflow.data", "ckptflow.policy is not allowed to import"),
+        ("policy/cells", "import ckptflow.tiers", "ckptflow.policy is not allowed to import"),
         ("store/__init__", "import ckptflow.testing", "imports of protected package"),
         ("errors", "import ckptflow.units", "ckptflow.errors is not allowed to import"),
     ],

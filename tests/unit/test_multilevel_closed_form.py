@@ -18,7 +18,7 @@ from ckptflow.policy.multilevel.closed_form import (
     first_order_pattern,
     spread,
 )
-from ckptflow.policy.multilevel.exact import efficiency
+from ckptflow.policy.multilevel.exact import HAS_CORE, efficiency
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 
 
@@ -59,6 +59,15 @@ def test_one_level_is_young_s() -> None:
     interval_s = first_order_pattern(system, [True]).interval_s
     assert interval_s == pytest.approx(young_interval_s(40.0, 1e5))
     assert best_levels(system).overhead == pytest.approx(math.sqrt(2 * 1e-5 * 40.0))
+
+
+def test_levels_of_which_an_outer_one_is_needed_more_often_share_a_period() -> None:
+    """What goes outward goes to those before, too: Young's of costs and rates together."""
+    system = blocking([1e-9, 1e-5, 1e-7], [10.0, 1.0, 200.0])
+    pattern = first_order_pattern(system, [True] * 3)
+    shared_s = math.sqrt(2 * 11 / (1e-9 + 1e-5))
+    assert pattern.interval_s == pytest.approx(shared_s)
+    assert pattern.every == (1, 1, round(math.sqrt(2 * 200 / 1e-7) / shared_s))
 
 
 def overhead_of(system: System, used: tuple[bool, ...]) -> float:
@@ -121,8 +130,8 @@ def test_first_order_patterns_may_be() -> None:
         )  # fmt: skip
         pattern = first_order_pattern(system, [True] * count)
         assert pattern.every[-1] <= SEARCHED_MAX
-        if latency_s[-1] <= SEARCHED_MAX * pattern.interval_s:
-            assert efficiency(system, pattern) > 0
+        if HAS_CORE and latency_s[-1] <= SEARCHED_MAX * pattern.interval_s:
+            assert efficiency(system, pattern) > 0.4
 
 
 def test_first_order_efficiencies_are_near_the_exact_ones_while_little_is_wasted() -> None:

@@ -178,6 +178,24 @@ def test_both_evaluations_agree_with_the_markov_chain(seed: int) -> None:
     assert efficiency(system, pattern) == pytest.approx(truth, rel=1e-9)
 
 
+@needs_core
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1.0, 10.0])
+def test_calm_and_frantic_systems_come_out_the_same_by_both(factor: float) -> None:
+    """Where a pattern takes a century, or fails a hundred times before it is done."""
+    for seed in range(12):
+        system, pattern = small_case(seed)
+        levels = [replace(one, rate_per_s=one.rate_per_s * factor) for one in system.levels]
+        longer = Pattern(pattern.interval_s / factor if factor < 1 else 10.0, pattern.every)
+        other = replace(system, levels=tuple(levels))
+        found = efficiency(other, longer)
+        assert 0 <= found < 1
+        rows = level_rows(other)
+        by_numpy = renewal.efficiency(rows, longer.interval_s, np.array(pattern.every))
+        assert by_numpy == pytest.approx(found, rel=1e-9)
+        if factor < 1:
+            assert found > 0
+
+
 def test_the_small_cases_have_all_that_the_model_has() -> None:
     cases = [small_case(seed) for seed in range(28)]
     levels = [level for system, _ in cases for level in system.levels]

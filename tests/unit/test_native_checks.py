@@ -151,6 +151,126 @@ def test_ranges(core: ModuleType) -> None:
         core.ranges_equal(eight, eight, one, far, one, bytearray(1))
 
 
+LEVEL = (1e-4, 1.0, 20.0, 0.1, 30.0, 0.1, 0.1, 2.0)
+
+
+def levels(**changed: float) -> np.ndarray:
+    """Two levels; the second with one number changed, by its column."""
+    rows = np.array([LEVEL, LEVEL])
+    for column, value in changed.items():
+        rows[1, int(column.removeprefix("c"))] = value
+    return rows
+
+
+def pattern_arguments() -> dict[str, object]:
+    return {
+        "levels": levels(),
+        "interval_s": np.array([100.0, 50.0]),
+        "every": np.array([[1, 2], [1, 4]]),
+        "out": np.zeros(2),
+    }
+
+
+BAD_LEVELS = [
+    np.zeros(0),
+    np.zeros((6, 8)),
+    levels()[:, :7].copy(),
+    levels().view(np.uint8).reshape(-1)[:-1].copy(),
+    *(levels(**{f"c{column}": bad}) for column in range(8) for bad in (-1.0, np.nan, np.inf)),
+    levels(c5=1.5),
+    levels(c6=1.5),
+    levels(c7=0.0),
+    levels(c7=1e7),
+]
+BAD_EVERY = [[[1, 2], [1, 0]], [[1, 2], [2, 4]], [[1, 2], [1, -4]], [[1, 2], [1, 2**40]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "message"),
+    [
+        *(("levels", bad, "no such levels") for bad in BAD_LEVELS),
+        *(("every", np.array(bad), "no such pattern") for bad in BAD_EVERY),
+        *(
+            ("interval_s", np.array([100.0, bad]), "no such pattern")
+            for bad in (0.0, -1.0, np.nan, np.inf)
+        ),
+        ("interval_s", np.array([100.0]), "arrays of different lengths"),
+        ("every", np.array([[1, 2, 4], [1, 2, 4]]), "arrays of different lengths"),
+        ("out", np.zeros(3), "arrays of different lengths"),
+        ("out", np.zeros(2, np.float32), "arrays of different lengths"),
+        ("out", memoryview(bytearray(24))[1:17], "arrays of different lengths"),
+    ],
+)
+def test_pattern_efficiencies(core: ModuleType, name: str, bad: object, message: str) -> None:
+    good = pattern_arguments()
+    core.pattern_efficiencies(*good.values())
+    assert (good["out"] > 0).all()
+    with pytest.raises(ValueError, match=message):
+        core.pattern_efficiencies(*(good | {name: bad}).values())
+
+
+def simulation_arguments() -> dict[str, object]:
+    """Laws have scale, shape, begin, end and place; preemptions, which never come, are last."""
+    return {
+        "levels": levels(),
+        "interval_s": 100.0,
+        "every": np.array([1, 2]),
+        "laws": np.array([[1e3, 1.0, 0, 0, 0], [0, 1.0, 0, 2, 1], [0, 1.0, 0, 0, 0]]),
+        "times_s": np.array([50.0, 70.0]),
+        "surroundings": np.array([0, 0, 0, 0, 0, -1.0, 0, 99, 99, 0, 1]),
+        "seed": 1,
+        "batch": 10,
+        "events": 1000,
+        "out": np.zeros((3, 21)),
+    }
+
+
+def changed(name: str, at: tuple[int, ...], value: float) -> tuple[str, np.ndarray]:
+    array = np.array(simulation_arguments()[name])
+    array[at] = value
+    return name, array
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (("levels", np.zeros((6, 8))), "no such levels"),
+        (("interval_s", 0.0), "no such pattern"),
+        (("interval_s", float("nan")), "no such pattern"),
+        (("every", np.array([1, 2, 4])), "no such pattern"),
+        (("every", np.array([2, 4])), "no such pattern"),
+        (("batch", 0), "no such pattern"),
+        (("batch", 2**62), "no such pattern"),
+        (("laws", np.zeros((0, 5))), "no such laws"),
+        (("laws", np.ones((7, 5))), "no such laws"),
+        (("laws", np.ones((3, 4))), "no such laws"),
+        (changed("laws", (0, 0), -1), "no such laws"),
+        (changed("laws", (0, 0), np.nan), "no such laws"),
+        (changed("laws", (0, 1), 0), "no such laws"),
+        (changed("laws", (1, 2), -1), "no such laws"),
+        (changed("laws", (1, 2), np.nan), "no such laws"),
+        (changed("laws", (1, 3), 3), "no such laws"),
+        (changed("laws", (1, 4), 2), "no such laws"),
+        (changed("laws", (1, 4), -1), "no such laws"),
+        (("times_s", np.zeros(1)), "no such laws"),
+        (("surroundings", np.zeros(10)), "no such surroundings"),
+        (changed("surroundings", (0,), -1), "no such surroundings"),
+        (changed("surroundings", (2,), np.nan), "no such surroundings"),
+        (changed("surroundings", (5,), -2), "no such surroundings"),
+        (changed("surroundings", (7,), 1e300), "no such surroundings"),
+        (changed("surroundings", (10,), 2), "no such surroundings"),
+        (("surroundings", np.array([5.0, 4, 0, 1, 0, -1, 0, 9, 9, 0, 0])), "no such surround"),
+        (("out", np.zeros(22)), "no room for whole accounts"),
+    ],
+)
+def test_simulate_pattern(core: ModuleType, bad: tuple[str, object], message: str) -> None:
+    good = simulation_arguments()
+    assert core.simulate_pattern(*good.values()) == 3
+    name, value = bad
+    with pytest.raises(ValueError, match=message):
+        core.simulate_pattern(*(good | {name: value}).values())
+
+
 def test_the_headers_are_free_of_undefined_behaviour(tmp_path: Path) -> None:
     """Run ``diff_check.cpp`` under the sanitizers."""
     compiler = shutil.which("g++") or shutil.which("clang++")

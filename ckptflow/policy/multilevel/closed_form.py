@@ -72,7 +72,7 @@ def best_levels(system: System) -> FirstOrder:
 
 
 def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
-    """Return the first-order optimum on some levels: Young's period for each, nested.
+    """Return the first-order optimum on some levels: Young's periods, nested.
 
     A level whose copies cost nothing gets them back to back. The interval is no shorter than
     copies to the innermost level allow.
@@ -81,11 +81,7 @@ def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
         ConfigError: no level is used.
     """
     part = system.using(used)
-    costs = cost_s(part)
-    periods = [
-        math.sqrt(2 * cost / level.rate_per_s) if level.rate_per_s > 0 else math.inf
-        for cost, level in zip(costs, part.levels, strict=True)
-    ]
+    periods = _periods_s(cost_s(part), [level.rate_per_s for level in part.levels])
     interval_s = periods[0]
     if not 0 < interval_s < math.inf:  # Nothing fails there, or it is free: the next will say.
         finite = [period for period in periods if 0 < period < math.inf]
@@ -105,6 +101,26 @@ def first_order_pattern(system: System, used: Sequence[bool]) -> Pattern:
         while counts[-1] < least and counts[-1] + before <= SEARCHED_MAX and len(counts) > 1:
             counts[-1] += before
     return Pattern(interval_s, spread(used, counts))
+
+
+def _periods_s(costs: Sequence[float], rates: Sequence[float]) -> list[float]:
+    """Return Young's period for each level; those in which an outer one is shorter share one.
+
+    What goes outward goes to the levels before, too, so periods do not fall outwards. The best
+    that do not are found by joining neighbours that would: of their costs and rates together.
+    """
+    joined: list[tuple[float, float, int]] = []
+    for one in zip(costs, rates, strict=True):
+        group = (*one, 1)
+        while joined and _young_s(*group[:2]) < _young_s(*joined[-1][:2]):
+            cost, rate, count = joined.pop()
+            group = (group[0] + cost, group[1] + rate, group[2] + count)
+        joined.append(group)
+    return [_young_s(cost, rate) for cost, rate, count in joined for _ in range(count)]
+
+
+def _young_s(cost: float, rate: float) -> float:
+    return math.sqrt(2 * cost / rate) if rate > 0 else math.inf
 
 
 def spread(used: Sequence[bool], counts: Sequence[int]) -> tuple[int, ...]:

@@ -15,12 +15,10 @@ from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.closed_form import spread
 from ckptflow.policy.multilevel.search import Found, Score, best_pattern
-from ckptflow.policy.multilevel.system import Pattern, System
+from ckptflow.policy.multilevel.system import FAR_LEVEL, Pattern, System
 
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
-
-_FAR_LEVEL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class Aim:
         if self.preemption_s is None:
             return rates
         per_s = list(rates.per_s)
-        per_s[_FAR_LEVEL] = max(per_s[_FAR_LEVEL], 1 / self.preemption_s)
+        per_s[FAR_LEVEL] = max(per_s[FAR_LEVEL], 1 / self.preemption_s)
         return Rates(tuple(per_s))  # type: ignore[arg-type]
 
 
@@ -121,7 +119,7 @@ def _far_allowed_s(system: System, aim: Aim) -> float | None:
     takes = [
         level.latency_s / level.in_flight
         for level in system.levels
-        if level.number >= _FAR_LEVEL and (level.capacity is None or level.capacity >= 2)
+        if level.number >= FAR_LEVEL and (level.capacity is None or level.capacity >= 2)
     ]
     return max(aim.far_every_s, min(takes, default=0.0))
 
@@ -160,7 +158,7 @@ def price_per_s(
         [
             level.price
             if priced
-            else (level.size_bytes / 1e9 if level.number >= _FAR_LEVEL else 0.0)
+            else (level.size_bytes / 1e9 if level.number >= FAR_LEVEL else 0.0)
             for level in levels
         ]
     )
@@ -202,7 +200,7 @@ def _far(system: System, used: tuple[bool, ...]) -> int | None:
     numbers = [
         level.number for level, is_used in zip(system.levels, used, strict=True) if is_used
     ]
-    return next((at for at, number in enumerate(numbers) if number >= _FAR_LEVEL), None)
+    return next((at for at, number in enumerate(numbers) if number >= FAR_LEVEL), None)
 
 
 def longest_far_s(system: System, pattern: Pattern) -> float:

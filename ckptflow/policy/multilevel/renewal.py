@@ -17,7 +17,9 @@ F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
 
 _ENDINGS_MAX = 1 << 22  # In all tables; as in the core.
-_SECONDS = 0  # Column of an ending: expected time; column 1 + c: probability of class c.
+# Columns of an ending: expected time; at 1 + c the probability of class c; and how much of the
+# unknown that a table is being solved for it has.
+_SECONDS, _UNKNOWN = 0, -1
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ def efficiency(rows: F64s, interval_s: float, every: NDArray[np.int64]) -> float
         interval_s: computing time between two saves.
         every: counts of the levels, nested.
     """
-    levels = _prepared(rows, interval_s, np.asarray(every, dtype=np.int64))
-    if levels is None:
-        return 0.0
     with np.errstate(all="ignore"):
+        levels = _prepared(rows, interval_s, np.asarray(every, dtype=np.int64))
+        if levels is None:
+            return 0.0
         tables: list[F64s] = []
         for level in range(levels.count):
             tables.append(_table(levels, tables, level))
@@ -147,7 +149,7 @@ def _step(levels: _Levels, by: list[F64s], position: I64s) -> F64s:
     """Return the ending of a segment and of what follows the failures in it."""
     length = levels.segment[position % len(levels.segment)]
     once = _until(levels.rate.sum(), length)
-    result = np.zeros((len(position), 1 + levels.count))
+    result = np.zeros((len(position), 2 + levels.count))
     result[:, _SECONDS] = once
     for klass in range(levels.count):
         if klass < len(by):
@@ -161,34 +163,24 @@ def _table(levels: _Levels, tables: list[F64s], level: int) -> F64s:
     """Return the endings of the processes of a level, by base and distance.
 
     A failure of the class of the level leads back to the base: what follows has the unknown
-    segment in it again. All is linear, so two evaluations, with nothing and with a unit in its
-    place, give the rest.
+    segment in it again. All is linear, so a column that says how much of it gives the rest.
     """
     outermost = level == levels.count - 1
     every = int(levels.every[level])
     bases = 1 if outermost else int(levels.every[-1]) // every
     width = every + int(levels.lag[level]) + 2
-    table = np.zeros((bases, width, 1 + levels.count))
+    table = np.zeros((bases, width, 2 + levels.count))
     base = np.arange(bases, dtype=np.int64) * every
-    unit = np.zeros((bases, 1 + levels.count))
-    unit[:, _SECONDS] = 1.0
+    restored = levels.success[level] * (1 - levels.escalation[level])
     for distance in range(width - 1):
         far, position = table[:, distance], base + distance
-        arrived = np.maximum(0.0, 1 - far[:, 2 + level :].sum(axis=1))
+        arrived = np.maximum(0.0, 1 - far[:, 2 + level : _UNKNOWN].sum(axis=1))
         own = _after(levels, level, far, [], level)
-        one = _step(
-            levels,
-            _follow(levels, tables, level, own=own, base=base, position=position),
-            position,
-        )
-        restored = levels.success[level] * (1 - levels.escalation[level]) * arrived
-        more = own + restored[:, None] * unit
-        two = _step(
-            levels,
-            _follow(levels, tables, level, own=more, base=base, position=position),
-            position,
-        )
-        left = 1 - (two - one)[:, _SECONDS]
+        own[:, _UNKNOWN] = restored * arrived
+        by = _follow(levels, tables, level, own=own, base=base, position=position)
+        one = _step(levels, by, position)
+        left = 1 - one[:, _UNKNOWN]
+        one[:, _UNKNOWN] = 0.0
         table[:, distance + 1] = far + (arrived / left)[:, None] * one
     return table
 

@@ -26,7 +26,7 @@ from ckptflow.policy.multilevel.closed_form import (
     spread,
 )
 from ckptflow.policy.multilevel.exact import efficiencies
-from ckptflow.policy.multilevel.system import Pattern, System
+from ckptflow.policy.multilevel.system import FAR_LEVEL, Pattern, System
 
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
@@ -39,7 +39,8 @@ PROGRESS_MIN = 1e-3  # Less is no progress: a day's work would take three years.
 FINE = (0.25, 0.08, 0.025, 0.008)  # Steps of the logarithm of the interval, coarse to fine.
 COARSE = (0.25, 0.08)  # Near enough for whom the costs are not known better than that.
 _STEPS_MAX = 60
-_ENOUGH = 1e-7  # A step that gains less is the last of its stride.
+_ENOUGH = 1e-6  # A step that gains less is the last of its stride.
+_NO_GAIN = 2e-6  # A level that gains no more is left out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class Found:
     efficiency: float
     score: float
 
+    @property
+    def uses(self) -> int:
+        """How many levels it uses."""
+        return sum(self.pattern.used)
+
 
 def by_efficiency(_used: tuple[bool, ...], _interval: F64s, _every: I64s, found: F64s) -> F64s:
     """Return the efficiency as the score."""
@@ -59,7 +65,9 @@ def by_efficiency(_used: tuple[bool, ...], _interval: F64s, _every: I64s, found:
 def level_sets(system: System) -> Iterator[tuple[bool, ...]]:
     """Return the sets of levels that may be used: with room for two checkpoints on each.
 
-    Without `System.work_s` the outermost level with failures, or one beyond it, is in each.
+    Without `System.work_s` the outermost level with failures, or one beyond it, is in each. A
+    level that no failure needs besides is in none, unless it is the only one that outlives the
+    allocation, which an aim may ask for.
     """
     count = len(system.levels)
     rates = [level.rate_per_s for level in system.levels]
@@ -68,8 +76,17 @@ def level_sets(system: System) -> Iterator[tuple[bool, ...]]:
         places = [at for at in range(count) if used[at]]
         fits = all((room := system.levels[at].capacity) is None or room >= 2 for at in places)
         covered = places and (places[-1] >= needed or system.work_s is not None)
-        if fits and covered:
+        if fits and covered and not _idle(system, places, needed):
             yield used
+
+
+def _idle(system: System, places: Sequence[int], needed: int) -> bool:
+    """Return whether the outermost of some levels is there for no failure, nor for an aim."""
+    if len(places) == 1 or places[-2] < needed:
+        return False
+    return system.levels[places[-2]].number >= FAR_LEVEL or (
+        system.levels[places[-1]].number < FAR_LEVEL
+    )
 
 
 def best_pattern(
@@ -108,11 +125,15 @@ def _onwards(
     score: Score,
     strides: Sequence[float],
 ) -> Found:
-    """Go on to other levels as long as one more or one less is better."""
+    """Go on to other levels as long as one more is better, or one less is no worse."""
     while True:
-        other = _other_levels(system, best, sets, score, strides)
+        others = _other_levels(system, best, sets, score, strides)
+        other = max(others, key=lambda one: one.score, default=best)
         if other.score <= best.score + _ENOUGH:
-            return best
+            fewer = [one for one in others if one.uses < best.uses]
+            other = max(fewer, key=lambda one: one.score, default=best)
+            if other is best or other.score < best.score - _NO_GAIN:
+                return best
         best = other
 
 
@@ -122,14 +143,13 @@ def _other_levels(
     sets: Sequence[tuple[bool, ...]],
     score: Score,
     strides: Sequence[float],
-) -> Found:
-    """Return the best with one level more or one less than a pattern has, or that itself."""
-    found = [
+) -> list[Found]:
+    """Return the best with each level more, and with each less, than a pattern has."""
+    return [
         best_on(system, used, best.pattern, score=score, strides=strides)
         for used in sets
         if sum(a != b for a, b in zip(used, best.pattern.used, strict=True)) == 1
     ]
-    return max([best, *found], key=lambda one: one.score)
 
 
 def best_on(
@@ -301,14 +321,9 @@ def _neighbours(
     for every in sorted(near - {tuple(counts)}):
         if every[-1] > max(SEARCHED_MAX, counts[-1]):
             continue
-        # With the interval as it is, nearly so, or with the outermost period as it is.
+        # With the interval as it is or with the outermost period as it is, and nearly so.
         same_s = interval_s * counts[-1] / every[-1]
-        others = {
-            interval_s,
-            interval_s * math.exp(stride),
-            interval_s * math.exp(-stride),
-            same_s,
-        }
+        others = {s * math.exp(by * stride) for s in (interval_s, same_s) for by in (-1, 0, 1)}
         others.update(sorted(_edges(part, same_s), key=lambda one: abs(one - same_s))[:3])
         patterns += [(one, every) for one in sorted(others)]
     intervals, everys = zip(*patterns, strict=True)

@@ -15,6 +15,7 @@ from ckptflow.errors import ConfigError
 
 LEVELS_MAX = 5
 POSITIONS_MAX = 1 << 17  # Saves in one pattern.
+FAR_LEVEL = 3  # From here on copies outlive the allocation, and all nodes write to one place.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
