@@ -43,6 +43,7 @@ _REMEMBERED = 8  # Newest copies to each tier that count.
 _FORGETTING = 16.0  # More failures than these and the oldest count less: rates do change.
 _AGAIN_S = 2.0  # Plans are made no more often, and so that they take
 _PART = 0.02  # no more than this part of a core.
+_MEASURING_S = 120.0  # So long a plan that was given waits for all tiers to be measured.
 _log = logging.getLogger("ckptflow")
 
 
@@ -108,6 +109,7 @@ class Steering:
         self._saved_s: dict[int, float] = {}
         self._on_way: dict[str, set[int]] = {tier.name: set() for tier in tiers}  # Steps.
         self._sent: dict[str, int] = {}
+        self._missed: set[str] = set()  # Tiers to which a copy has failed.
         self._ordinal = 0  # Of the newest save.
         self._placed = self._planned_at = 0  # Saves so far, and when the plan was made.
         self._copies: dict[str, deque[float]] = {}
@@ -277,6 +279,7 @@ class Steering:
         """The copy of a step to a tier has failed: the next one goes there again."""
         with self._lock:
             self._on_way[tier.name].discard(step)
+            self._missed.add(tier.name)
             self._sent.pop(tier.name, None)
 
     def consider(self, step: int) -> None:
@@ -312,9 +315,13 @@ class Steering:
             self._told(PlanChange(step, made, before))
 
     def _is_measuring(self, plan: Plan) -> bool:
-        """Tell whether tiers that a plan uses are being measured: guesses would replace it."""
-        known = {*self._copies, *(one.name for one in self._rule.tiers)}
-        return self._made_from is None and any(
+        """Tell whether tiers that a plan uses are being measured: guesses would replace it.
+
+        One whose copy has failed is not; and one that does not answer is waited for in vain.
+        """
+        known = {*self._copies, *self._missed, *(one.name for one in self._rule.tiers)}
+        is_early = self._made_from is None and self._clock() < self._began_s + _MEASURING_S
+        return is_early and any(
             count and name not in known and self._on_way.get(name)
             for name, count in plan.counts.items()
         )

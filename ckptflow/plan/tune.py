@@ -114,8 +114,10 @@ def reaction_of(
     reallocation_s: float | None = None,
     queue_s: float | None = None,
 ) -> Reaction:
-    """Return what failures take; a lost node is noticed as the site's executor says."""
-    usual = Reaction(detection_s=site.executor.heartbeat_threshold_s)
+    """Return what failures take; what is not given is as the site's executor and policy say."""
+    usual = Reaction(
+        detection_s=site.executor.heartbeat_threshold_s, queue_s=site.policy.queue_s
+    )
     given = {
         "detection_s": detection_s, "restart_s": restart_s,
         "reallocation_s": reallocation_s, "queue_s": queue_s,
@@ -146,7 +148,7 @@ def workload_of(
         else writers_per_node,
         changed=changed,
         stored=stored,
-        work_s=work_s,
+        work_s=site.policy.work_s if work_s is None else work_s,
     )
     saves = None if measured is None else measured.saves
     if saves is None:

@@ -93,7 +93,7 @@ margin = "10s"
 heartbeat_period = "1s"
 heartbeat_threshold = "6s"
 strategy_period = "1s"
-worker_init = "mkdir -p -m 700 /local/run && export XDG_RUNTIME_DIR=/local/run"
+worker_init = "export XDG_RUNTIME_DIR=/dev/shm"  # Not /tmp, which these nodes share.
 
 [executor.allocation]
 provider = "slurm"
@@ -187,7 +187,7 @@ class SteeredRun(DisturbedRun):
     def on_node(self, host: str, job: int, *words: str) -> str:
         """Return what a command prints on a node of the allocation."""
         there = ["srun", f"--jobid={job}", "--overlap", f"--nodelist={host}", "--ntasks=1"]
-        runtime = "export XDG_RUNTIME_DIR=/local/run; exec " + '"$@"'
+        runtime = "export XDG_RUNTIME_DIR=/dev/shm; exec " + '"$@"'
         return self.printed_by(*there, "--nodes=1", "bash", "-c", runtime, "bash", *words)
 
     def events(self) -> list[dict[str, Any]]:

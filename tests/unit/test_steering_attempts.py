@@ -191,6 +191,20 @@ def test_a_copy_that_failed_holds_no_plan_up() -> None:
     task.arrives(1, "shm", "disk")
     task.steering.missed(1, task.tiers[2])
     task.clock.now_s += 10
+    assert task.place(2)["pfs"], "it is tried again"
+    task.steering.consider(2)
+    assert task.told
+
+
+def test_a_copy_that_never_comes_does_not_hold_plans_up_for_ever() -> None:
+    task = Task()
+    task.start()
+    task.place(1)
+    task.arrives(1, "shm", "disk")
+    task.clock.now_s += 100
+    task.steering.consider(1)
+    assert not task.told
+    task.clock.now_s += 100
     task.steering.consider(1)
     assert task.told
 
