@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.steering import Steering
 from ckptflow.data.buffers import U64s
 from ckptflow.errors import ConfigError, NotFoundError, TierError
@@ -148,7 +147,6 @@ class History:
             was_failure=bool(lost) and lost[-1],
             silent=sum(lost[:-1]),
             holds={one.name for one in holds},
-            others=pace_of_others(self.lineage) if steering.learns else (),
         )
 
     def _interrupted(self) -> list[bool]:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ckptflow.checkpointer.arguments import rules_of
 from ckptflow.checkpointer.history import History
 from ckptflow.checkpointer.hooks import Hooks
+from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.requests import Written
 from ckptflow.checkpointer.steering import PlanChange, Steering
@@ -22,7 +25,12 @@ from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.placement import Occasion, Placement, plan
 from ckptflow.policy.progress import Interval, Progress
 from ckptflow.policy.retention import Retention
+from ckptflow.store.catalog import Lineage
 from ckptflow.tiers.tier import Tier
+
+
+def _hear(steering: Steering, lineage: Lineage) -> None:
+    steering.hear(pace_of_others(lineage))
 
 
 @runtime_checkable
@@ -98,8 +106,13 @@ class Placing:
 
     def start(self, history: History, *, restore_s: float) -> None:
         """The attempt begins to compute, from what was restored in so many seconds."""
-        if self._steering is not None:
-            history.tell(self._steering, restore_s=restore_s)
+        steering = self._steering
+        if steering is None:
+            return
+        history.tell(steering, restore_s=restore_s)
+        if steering.learns:  # A tier that does not answer must not hold the task up.
+            hear = partial(_hear, steering, history.lineage)
+            threading.Thread(target=hear, name="ckptflow-neighbours", daemon=True).start()
 
     def with_plan(self, progress: Progress) -> Progress:
         """Return what an interval is told, and when the plan wants the next save."""

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ckptflow.checkpointer.pace import Pace
+from ckptflow.checkpointer.room import Room
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.replanning import (
@@ -95,6 +94,7 @@ class Steering:
         boot: str = "",
     ) -> None:
         self._apart, self._boot = apart, boot
+        self._room = Room(tiers, clock=clock, apart=apart)
         self._rule, self._tiers, self._retention = rule, list(tiers), retention
         self._pace, self._told, self._clock = pace, told, clock
         names = [tier.name for tier in tiers]
@@ -110,7 +110,7 @@ class Steering:
         self._on_way: dict[str, set[int]] = {tier.name: set() for tier in tiers}  # Steps.
         self._sent: dict[str, int] = {}
         self._missed: set[str] = set()  # Tiers to which a copy has failed.
-        self._ordinal = 0  # Of the newest save.
+        self._ordinal, self._step = 0, -1  # Of the newest save.
         self._placed = self._planned_at = 0  # Saves so far, and when the plan was made.
         self._copies: dict[str, deque[float]] = {}
         self._began_s = clock()
@@ -130,7 +130,6 @@ class Steering:
         was_failure: bool,
         silent: int = 0,
         holds: Collection[str] | None = None,
-        others: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """The attempt begins to compute.
 
@@ -143,10 +142,8 @@ class Steering:
             silent: how many were before it, after that checkpoint, and saved nothing. What
                 became of them is not known: they count as processes that died.
             holds: the tiers that have the restored checkpoint, if that is known.
-            others: what checkpoints of other tasks have of `kept`.
         """
         failures, observed_s = _taken_over(kept)
-        elsewhere = [_taken_over(one) for one in others]
         names = {tier.name for tier in self._tiers}
         with self._lock:
             self._began_s, self._observed_s = self._clock(), observed_s
@@ -177,10 +174,21 @@ class Steering:
                 self._known,
                 failures=(a, b, c, d, e),
                 restores_s=restores,
+            )
+            self._step = -1 if restored_step is None else restored_step
+        self.consider(self._step)
+
+    def hear(self, others: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what checkpoints of other tasks have of `kept`; from any thread."""
+        elsewhere = [_taken_over(one) for one in others]
+        with self._lock:
+            self._known = replace(
+                self._known,
                 failures_elsewhere=_summed([counts for counts, _ in elsewhere]),
                 observed_elsewhere_s=sum(seconds for _, seconds in elsewhere),
             )
-        self.consider(-1 if restored_step is None else restored_step)
+            step = self._step
+        self.consider(step)
 
     def _class_of_failure(self, kept: Mapping[str, Any], restored_from: Tier) -> int:
         """Return the class of the failure after which a tier had the newest checkpoint.
@@ -248,7 +256,7 @@ class Steering:
             )
             verdicts, self._ordinal = plan(occasion, self._rules()), ordinal
             self._placed += 1
-            self._saved_s[step] = self._clock()
+            self._saved_s[step], self._step = self._clock(), step
             for one in verdicts:
                 if one.goes:
                     self._sent[one.tier] = ordinal
@@ -369,24 +377,20 @@ class Steering:
             blocked_s=profile.blocked_s,
             slowdown=profile.slowdown,
             copies_s={name: median(times) for name, times in self._copies.items()},
-            free_bytes=self._room(),
+            free_bytes=self._room.free_bytes(),
             observed_s=self._observed_s + self._clock() - self._began_s,
         )
 
-    def _room(self) -> dict[str, int]:
-        found = {tier.name: free_bytes(tier) for tier in self._tiers}
-        return {name: free for name, free in found.items() if free is not None}
-
     def _rules(self) -> list[TierRule]:
         """Return what is asked of each tier; without a plan each gets each, to be measured."""
-        counts = self.plan.counts if self.plan else {}
+        counts, free = self.plan.counts if self.plan else {}, self._room.free_bytes()
         return [
             TierRule(
                 tier.name,
                 tier.level,
                 every=counts.get(tier.name, 0 if counts else 1),
                 copy_s=median(self._copies[tier.name]) if self._copies.get(tier.name) else None,
-                free_bytes=free_bytes(tier),
+                free_bytes=free.get(tier.name),
                 limit_bytes=self._retention[tier.name].size_bytes,
             )
             for tier in self._tiers
@@ -397,20 +401,6 @@ class Steering:
         if text != self._refused:
             self._refused = text
             _log.warning("The plan stays as it is: %s", text)
-
-
-def free_bytes(tier: Tier) -> int | None:
-    """Return the room that is left on a tier, where that is known at once: in a folder."""
-    path = tier.spec.get("path")
-    if tier.spec.get("kind") != "posix" or not isinstance(path, str):
-        return None
-    folder = Path(path)
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 def _taken_over(kept: Mapping[str, Any]) -> tuple[list[float], float]:

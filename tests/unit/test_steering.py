@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 import ckptflow
+from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.pace import Pace
-from ckptflow.checkpointer.steering import PlanChange, Steering, free_bytes
+from ckptflow.checkpointer.steering import PlanChange, Steering
 from ckptflow.errors import ConfigError, TierUnavailable
+from ckptflow.model import LineageId
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.retention import Retention
+from ckptflow.store.catalog import Lineage
 from ckptflow.testing.faults import FaultyTier
 from ckptflow.tiers.memory import MemoryTier
-from ckptflow.tiers.posix import PosixTier
 from ckptflow.tiers.tier import Tier
 
 HOUR = 3600.0
@@ -202,10 +205,8 @@ def test_what_other_tasks_have_met_counts_half() -> None:
     plans = []
     for others in ([], [other, {"failures": "nonsense"}]):
         task = Task()
-        task.steering.start(
-            {}, restored_step=None, restored_from=None, restore_s=0.0, was_failure=False,
-            others=others,
-        )  # fmt: skip
+        task.start()
+        task.steering.hear(others)
         task.save(1)
         plans.append(task.told[-1].plan)
     assert plans[0].rates.per_s[2] == pytest.approx(2 / (2 * HOUR), rel=1e-2)
@@ -238,13 +239,6 @@ def test_nonsense_in_a_checkpoint_is_left_where_it_is(kept: dict[str, Any]) -> N
 def test_a_pattern_with_an_unknown_tier_is_refused() -> None:
     with pytest.raises(ConfigError, match="names tier 'nvme'; the tiers are shm, disk, pfs"):
         Task(replace(RULE, interval_s=1.0, counts=(("nvme", 1),)))
-
-
-def test_room_is_known_where_it_is_known_at_once(tmp_path) -> None:
-    assert free_bytes(MemoryTier("m")) is None
-    free = free_bytes(PosixTier(tmp_path / "not" / "there" / "yet", name="p", level=3))
-    assert free is not None
-    assert free > 0
 
 
 # --- a whole checkpointer ---
@@ -338,8 +332,19 @@ def test_a_new_task_hears_of_what_others_of_its_run_have_met() -> None:
         with ckptflow.Checkpointer(tiers, task="one", every=rule) as ckpt:
             ckpt.restore(state(0))
             ckpt.save(10 * life + 1, state(1)).wait(3)
+    two = Lineage(tiers, LineageId("default", "two"))
+    (heard,) = pace_of_others(two)
+    assert heard["failures"] == [0.0, 3.0, 0.0, 0.0, 0.0]
     with ckptflow.Checkpointer(tiers, task="two", every=rule) as ckpt:
         ckpt.restore(state(0))
-        known = ckpt._placing._steering._known
-    assert known.failures_elsewhere == (0.0, 3.0, 0.0, 0.0, 0.0)
-    assert known.failures == (0.0, 0.0, 0.0, 0.0, 0.0)
+        while (plan := ckpt.plan) is None or plan.rates.per_s[1] < 1.2 / HOUR:
+            ckpt.save((ckpt.last_step or 0) + 1, state(1)).wait(3)
+            time.sleep(0.1)  # It hears of them in a thread of its own, and plans in another.
+
+
+def test_a_tier_that_does_not_answer_tells_of_no_others() -> None:
+    def refuse(operation: str, key: str) -> None:
+        raise TierUnavailable(f"{operation} {key}: it does not answer.")
+
+    silent = FaultyTier(MemoryTier("a", level=3), refuse)
+    assert pace_of_others(Lineage([silent], LineageId("default", "two"))) == []

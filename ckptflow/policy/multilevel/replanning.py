@@ -395,6 +395,8 @@ def is_due(plan: Plan | None, made_from: Knowledge | None, known: Knowledge) -> 
         return bool(known.state_bytes)
     if sum(known.failures) != sum(made_from.failures):
         return True
+    if sum(known.failures_elsewhere) != sum(made_from.failures_elsewhere):
+        return True
     pairs: list[tuple[float, float]] = [
         (made_from.blocked_s or 0.0, known.blocked_s or 0.0),
         (made_from.stored_bytes, known.stored_bytes),
