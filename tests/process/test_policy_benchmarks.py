@@ -40,6 +40,11 @@ def test_regret(tmp_path):
     assert all(claim["met"] for claim in found["claims"])
 
 
+def test_speed(tmp_path):
+    found = run("policy_speed.py", tmp_path)
+    assert len(found["rows"]) == 4
+
+
 def test_replay(tmp_path):
     found = run("replay.py", tmp_path)
     names = {row["policy"] for row in found["details"]}
