@@ -105,8 +105,8 @@ def test_the_task_learns_the_class_and_the_number_of_its_failures(place: RunPlac
     assert newest is not None
     assert newest.id.attempt == 3
     met = lineage.manifest(newest).pace
-    # A process that died left its scratch: that is class 1 where there is nothing further in.
-    assert met["failures"] == [0, 2, 0, 0, 0]
+    # The node was not started anew, and has what was written first: it was the process.
+    assert met["failures"] == [2, 0, 0, 0, 0]
     assert met["counts"]["scratch"] == 1
     plans = plans_told(place.events(), "count-seed=3")
     assert plans

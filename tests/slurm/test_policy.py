@@ -106,7 +106,6 @@ source = "assumed"
 {failures}
 
 {policy}
-queue = "10s"
 keep = {kept}
 """
 # On a node: what the policy says of some steps, and besides what the tiers hold.
@@ -136,7 +135,8 @@ class SteeredRun(DisturbedRun):
     def __init__(
         self, cluster: SlurmCluster, folder: Path, server: S3Server, number: int = 1
     ) -> None:
-        self._server, self.policy = server, '[policy]\nevery = "multilevel"'
+        self._server = server
+        self.policy = '[policy]\nevery = "multilevel"\nqueue = "10s"'
         self.prefix = f"policy-{folder.parent.name}"
         plan = Plan(nodes=NODES, nodes_per_block=NODES, tasks=2, partition="debug")
         super().__init__(RUN, plan, cluster, [number, number + 1], folder)
