@@ -179,8 +179,12 @@ class Steering:
         self.consider(self._step)
 
     def hear(self, others: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what checkpoints of other tasks have of `kept`; from any thread."""
-        elsewhere = [_taken_over(one) for one in others]
+        """Take in what checkpoints of other tasks have of `kept`; from any thread.
+
+        Only tasks on as many nodes count: others fail more often, or more seldom.
+        """
+        alike = [one for one in others if one.get("nodes") == self._rule.nodes]
+        elsewhere = [_taken_over(one) for one in alike]
         with self._lock:
             self._known = replace(
                 self._known,
@@ -362,6 +366,7 @@ class Steering:
         return {
             **planned,
             "saves_since": since,
+            "nodes": self._rule.nodes,
             "boot": self._boot,
             "state_bytes": known.state_bytes,
             "stored_bytes": known.stored_bytes,

@@ -201,9 +201,10 @@ def test_counts_go_on_from_attempt_to_attempt() -> None:
 
 
 def test_what_other_tasks_have_met_counts_half() -> None:
-    other = {"failures": [0, 0, 8, 0, 0], "failures_observed_s": HOUR}
+    other = {"failures": [0, 0, 8, 0, 0], "failures_observed_s": HOUR, "nodes": 1}
+    larger = {**other, "failures": [0, 0, 99, 0, 0], "nodes": 64}
     plans = []
-    for others in ([], [other, {"failures": "nonsense"}]):
+    for others in ([], [other, larger, {"failures": "nonsense", "nodes": 1}]):
         task = Task()
         task.start()
         task.steering.hear(others)
@@ -340,6 +341,17 @@ def test_a_new_task_hears_of_what_others_of_its_run_have_met() -> None:
         while (plan := ckpt.plan) is None or plan.rates.per_s[1] < 1.2 / HOUR:
             ckpt.save((ckpt.last_step or 0) + 1, state(1)).wait(3)
             time.sleep(0.1)  # It hears of them in a thread of its own, and plans in another.
+
+
+def test_where_the_run_is_new_the_store_remembers_others() -> None:
+    tier = MemoryTier("a", level=3)
+    for run, task in (("old", "one"), ("old", "two"), ("older", "one"), ("now", "beside")):
+        with ckptflow.Checkpointer(tier, run=run, task=task, every=RULE) as ckpt:
+            ckpt.restore(state(0))
+            ckpt.save(1, state(1))
+    heard = pace_of_others(Lineage([tier], LineageId("now", "here")))
+    assert len(heard) == 4
+    assert all(one["nodes"] == 1 and one["failures"] == [0] * 5 for one in heard)
 
 
 def test_a_tier_that_does_not_answer_tells_of_no_others() -> None:
