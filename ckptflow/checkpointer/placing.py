@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from ckptflow.checkpointer.hooks import Hooks
 from ckptflow.checkpointer.neighbours import pace_of_others
 from ckptflow.checkpointer.pace import Pace
 from ckptflow.checkpointer.requests import Written
+from ckptflow.checkpointer.room import in_a_thread
 from ckptflow.checkpointer.steering import PlanChange, Steering
 from ckptflow.checkpointer.surroundings import boot_id
 from ckptflow.errors import ConfigError
@@ -111,8 +111,7 @@ class Placing:
             return
         history.tell(steering, restore_s=restore_s)
         if steering.learns:  # A tier that does not answer must not hold the task up.
-            hear = partial(_hear, steering, history.lineage)
-            threading.Thread(target=hear, name="ckptflow-neighbours", daemon=True).start()
+            in_a_thread(partial(_hear, steering, history.lineage))
 
     def with_plan(self, progress: Progress) -> Progress:
         """Return what an interval is told, and when the plan wants the next save."""

@@ -21,7 +21,7 @@ AGAIN_S = 10.0
 
 def in_a_thread(work: Callable[[], None]) -> None:
     """Have something done by a thread that ends with the process."""
-    threading.Thread(target=work, name="ckptflow-room", daemon=True).start()
+    threading.Thread(target=work, name="ckptflow-aside", daemon=True).start()
 
 
 class Room:

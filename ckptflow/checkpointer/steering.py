@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from ckptflow.checkpointer.pace import Pace
-from ckptflow.checkpointer.room import Room
+from ckptflow.checkpointer.room import Room, in_a_thread
 from ckptflow.errors import ConfigError
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.replanning import (
@@ -63,10 +63,6 @@ class PlanChange:
         )
 
 
-def _in_a_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="ckptflow-planner", daemon=True).start()
-
-
 class Steering:
     """The plan of one attempt, and what it is made from.
 
@@ -90,7 +86,7 @@ class Steering:
         pace: Pace,
         told: Callable[[PlanChange], None],
         clock: Callable[[], float] = time.monotonic,
-        apart: Callable[[Callable[[], None]], None] = _in_a_thread,
+        apart: Callable[[Callable[[], None]], None] = in_a_thread,
         boot: str = "",
     ) -> None:
         self._apart, self._boot = apart, boot

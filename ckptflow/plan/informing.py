@@ -50,7 +50,15 @@ def _calibrated(site: Site) -> tuple[TierCosts, ...]:
             stacklevel=2,
         )
         return ()
-    if found is None or found.stale(site):
+    if found is None:
+        return ()
+    if stale := found.stale(site):
+        warnings.warn(
+            f"The calibration of {site.name!r} is left out: {' '.join(stale)} Measure again: "
+            f"ckptflow calibrate --site {site.name}.",
+            CheckpointWarning,
+            stacklevel=2,
+        )
         return ()
     names = {tier.name for tier in site.tiers}
     return tuple(one for one in found.tier_costs() if one.name in names)

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from ckptflow.errors import ConfigError
-from ckptflow.plan.typical import typical
 from ckptflow.policy.multilevel.tier_costs import TierCosts
+from ckptflow.policy.multilevel.typical import typical
 from ckptflow.site import Site
 from ckptflow.site.tiers import PROCESS_KINDS
 from ckptflow.units import parse_bytes, parse_seconds

@@ -107,6 +107,15 @@ def test_prices_are_those_of_what_is_written() -> None:
     assert level.price == pytest.approx(0.05 * 320)
 
 
+def test_what_is_read_back_and_what_is_kept_have_prices_of_their_own() -> None:
+    s3 = replace(PFS, name="s3", level=4, egress_price_per_gb=0.09, price_per_gb_month=0.023)
+    (level,) = system_of([s3], RATES, replace(WORK, changed=0.5)).levels
+    assert level.price == 0
+    assert level.restore_price == pytest.approx(0.09 * 640)  # The whole state.
+    # One whole, and one more that differs by a half, in seconds of a month of 30 days.
+    assert level.keep_price_per_s == pytest.approx(0.023 * (640 + 320) / (30 * 86_400))
+
+
 def test_a_tier_without_room_for_one_checkpoint_says_how_much_it_takes() -> None:
     with pytest.raises(
         ConfigError,

@@ -117,6 +117,13 @@ def test_prices_come_before_bytes() -> None:
         System(levels), (True, True), np.array([10.0]), np.array([[1, 2]]), np.array([0.5])
     )
     assert prices[0] == pytest.approx((1.0 + 3.0 / 2) * 0.5 / 10)
+    # A restore for each failure that needs the level, and what is kept there all the time.
+    dear = (*levels[:1], replace(levels[1], restore_price=7.0, keep_price_per_s=0.1))
+    more = price_per_s(
+        System(dear), (False, True), np.array([10.0]), np.array([[1]]), np.array([0.5])
+    )
+    rate = levels[0].rate_per_s + levels[1].rate_per_s
+    assert more[0] == pytest.approx(3.0 * 0.5 / 10 + 7.0 * rate + 0.1)
     shared = price_per_s(
         USUAL, (True, True), np.array([10.0]), np.array([[1, 2]]), np.array([0.5])
     )

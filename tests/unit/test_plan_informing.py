@@ -79,9 +79,13 @@ def test_a_calibration_tells_what_tiers_can_do() -> None:
 
 def test_a_calibration_of_another_tier_or_long_ago_is_left_out() -> None:
     calibrate(site(tiers=[{"kind": "posix", "name": "disk", "level": 3, "path": "other"}]))
-    assert informed(MultiLevel(), site()).tiers == ()
+    with pytest.warns(
+        CheckpointWarning, match="left out: .* Measure again: ckptflow calibrate"
+    ):
+        assert informed(MultiLevel(), site()).tiers == ()
     calibrate(site(), date="2020-01-01T00:00:00+00:00")
-    assert informed(MultiLevel(), site()).tiers == ()
+    with pytest.warns(CheckpointWarning, match="left out"):
+        assert informed(MultiLevel(), site()).tiers == ()
 
 
 def test_a_calibration_that_cannot_be_read_is_warned_of() -> None:

@@ -15,11 +15,11 @@ from ckptflow.plan import schemes
 from ckptflow.plan.site_lines import rounded_up, site_lines
 from ckptflow.plan.sources import parse_tier, sourced_tiers
 from ckptflow.plan.tune import Answer, Request, reaction_of, tune_site, workload_of
-from ckptflow.plan.typical import TYPICAL, typical
 from ckptflow.policy.failures.known import known
 from ckptflow.policy.multilevel.exact import efficiency
 from ckptflow.policy.multilevel.surrogate import shipped
 from ckptflow.policy.multilevel.tier_costs import TierCosts
+from ckptflow.policy.multilevel.typical import TYPICAL, typical
 from ckptflow.site import Site
 from ckptflow.store.redundancy.scheme import Scheme
 from ckptflow.units import parse_seconds

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.exact import level_rows
-from ckptflow.policy.multilevel.system import Pattern, System
+from ckptflow.policy.multilevel.system import Pattern, System, lags
 
 F64s = NDArray[np.float64]
 
@@ -146,9 +146,9 @@ def first_order_efficiencies(
     rows = level_rows(system)
     nominal = interval_s + rows[0, 1]
     waste = np.zeros(len(interval_s))
-    for row, count in zip(rows, every.T, strict=True):
+    late = lags(rows[:, 2], nominal[:, None]).T
+    for row, count, lag in zip(rows, every.T, late, strict=True):
         rate, blocked, latency, interference, recovery = row[:5]
-        lag = np.ceil(latency / nominal)
         waste += (blocked + latency * interference) / (count * nominal)
         waste += rate * ((lag + count / 2) * nominal + recovery)
     found: F64s = np.maximum(0.0, 1 - waste)

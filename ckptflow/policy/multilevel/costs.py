@@ -18,7 +18,7 @@ from ckptflow.policy.multilevel.system import Level, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes
 
-GB = 10**9
+GB, MONTH_S = 10**9, 30 * 86_400.0
 SHARED_LEVEL = 3  # From here on all nodes write to the same place.
 
 
@@ -139,6 +139,9 @@ def system_of(
         raise ConfigError("A policy needs at least one tier.")
     levels: list[Level] = []
     ready_s = latency_s = _each(workload) * workload.changed / workload.encode_bytes_per_s
+    whole_gb = workload.state_bytes * workload.stored / GB
+    # The newest, and the one before, which shares with it what has not changed.
+    kept_gb = whole_gb + workload.written_bytes / GB
     pending = list(rates.per_s)
     for tier in chosen:
         rate = math.fsum(pending[: tier.level + 1])
@@ -159,6 +162,11 @@ def system_of(
                 capacity=_capacity(tier, workload),
                 size_bytes=workload.written_bytes * tier.storage_factor,
                 price=tier.price_per_gb * workload.written_bytes * tier.storage_factor / GB,
+                restore_price=tier.egress_price_per_gb * whole_gb,
+                keep_price_per_s=tier.price_per_gb_month
+                * kept_gb
+                * tier.storage_factor
+                / MONTH_S,
             )
         )
     return System(

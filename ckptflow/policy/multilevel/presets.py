@@ -155,20 +155,20 @@ def price_per_s(
 ) -> F64s:
     """Return what patterns cost for each second of elapsed time: prices, or else shared bytes.
 
-    Where no level has a price, bytes that go to level 3 or beyond are counted, in GB.
+    Prices are of what is brought to levels, of what is kept there, and of restores, one for
+    each failure that needs the level. Where no level has a price, bytes that go to level 3 or
+    beyond are counted, in GB.
     """
-    levels = [level for level, is_used in zip(system.levels, used, strict=True) if is_used]
-    priced = any(level.price for level in system.levels)
-    costs = np.array(
-        [
-            level.price
-            if priced
-            else (level.size_bytes / 1e9 if level.number >= FAR_LEVEL else 0.0)
-            for level in levels
-        ]
-    )
-    per_save = (costs / every).sum(axis=1)
-    spent: F64s = per_save * found / interval_s
+    levels = system.using(used).levels
+    standing = 0.0
+    if any(one.price or one.restore_price or one.keep_price_per_s for one in system.levels):
+        moved = [one.price for one in levels]
+        standing = sum(
+            one.keep_price_per_s + one.rate_per_s * one.restore_price for one in levels
+        )
+    else:
+        moved = [one.size_bytes / 1e9 if one.number >= FAR_LEVEL else 0.0 for one in levels]
+    spent: F64s = (np.array(moved) / every).sum(axis=1) * found / interval_s + standing
     return spent
 
 

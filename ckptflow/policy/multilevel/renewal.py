@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptflow.policy.multilevel.system import lags
+
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
 
@@ -69,7 +71,7 @@ def efficiency(rows: F64s, interval_s: float, every: NDArray[np.int64]) -> float
 def _prepared(rows: F64s, interval_s: float, every: I64s) -> _Levels | None:
     rate, blocked, latency, interference, recovery, escalation, second, flying = rows.T
     nominal = interval_s + blocked[0]
-    lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12))).astype(np.int64)
+    lag = lags(latency, nominal).astype(np.int64)
     width = every + lag + 2
     if (lag > flying * every).any() or (every[-1] // every * width).sum() > _ENDINGS_MAX:
         return None

@@ -30,11 +30,8 @@ from ckptflow.policy.multilevel.rule import MultiLevel
 from ckptflow.policy.multilevel.search import COARSE, Found, best_pattern
 from ckptflow.policy.multilevel.system import Level, Pattern, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
+from ckptflow.policy.multilevel.typical import typical_of_level
 from ckptflow.units import format_bytes, format_seconds
-
-TYPICAL_BYTES_PER_S = {0: 4e9, 1: 1e9, 2: 5e8, 3: 5e8, 4: 1e8}
-"""What one writer gets, by level, where nothing was measured: memory, an NVMe, a network, a
-parallel file system that is shared, a wide-area network."""
 
 ASSUMED_S = (10 * 86400.0, 60 * 86400.0, 60 * 86400.0, 30 * 86400.0, 365 * 86400.0)
 """Mean time between failures of each class that nobody gave a rate."""
@@ -244,7 +241,9 @@ def current_system(rule: MultiLevel, known: Knowledge, rates: Rates) -> System:
     """
     costs = {one.name: one for one in rule.tiers}
     tiers = [
-        _with_room(costs.get(name) or _typical(name, level), known)
+        _with_room(
+            costs.get(name) or typical_of_level(level).costs(name, level, nodes=1), known
+        )
         for name, level in known.tiers
     ]
     roomy = [tier for tier in tiers if _fits(tier, known)]
@@ -318,11 +317,6 @@ def _counts(pattern: Pattern, system: System, known: Knowledge) -> dict[str, int
         level.number: count for level, count in zip(system.levels, pattern.every, strict=True)
     }
     return {name: by_level.get(level, 0) for name, level in known.tiers}
-
-
-def _typical(name: str, level: int) -> TierCosts:
-    rate = TYPICAL_BYTES_PER_S[level]
-    return TierCosts(name=name, level=level, write_bytes_per_s=rate, read_bytes_per_s=rate)
 
 
 def _with_room(tier: TierCosts, known: Knowledge) -> TierCosts:

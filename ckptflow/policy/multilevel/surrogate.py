@@ -30,7 +30,7 @@ from ckptflow.errors import ConfigError
 from ckptflow.policy.multilevel.closed_form import SEARCHED_MAX, first_order_pattern, spread
 from ckptflow.policy.multilevel.exact import level_rows
 from ckptflow.policy.multilevel.search import Score, by_efficiency, level_sets
-from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System
+from ckptflow.policy.multilevel.system import LEVELS_MAX, Pattern, System, lags
 
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
@@ -79,7 +79,7 @@ def features(rows: F64s, interval_s: F64s, every: I64s) -> tuple[F64s, F64s]:
     )
     nominal = interval_s[:, None] + blocked[:, :1]
     counts = every.astype(np.float64)
-    lag = np.maximum.accumulate(np.ceil(latency / nominal * (1 - 1e-12)), axis=1)
+    lag = lags(latency, nominal)
     costs = np.stack(
         [
             rate * (lag + counts / 2) * nominal,
@@ -102,7 +102,7 @@ def features(rows: F64s, interval_s: F64s, every: I64s) -> tuple[F64s, F64s]:
         [
             np.log(waste),
             np.log(total * nominal[:, 0] + 1e-9),
-            np.log((rate * recovery).sum(axis=1) * total / np.maximum(total, 1e-300) + 1e-9),
+            np.log((rate * recovery).sum(axis=1) + 1e-9),
             np.log((total[:, None] * recovery).max(axis=1) + 1e-9),
             np.log((total[:, None] * counts * nominal).max(axis=1) + 1e-9),
             np.full(count, levels / LEVELS_MAX),
@@ -271,9 +271,7 @@ def _around(middle: Pattern) -> tuple[F64s, I64s]:
 def _feasible(part: System, interval_s: F64s, every: I64s) -> tuple[F64s, I64s]:
     """Return the patterns that have no more copies on their way than may be."""
     rows = level_rows(part)
-    lag = np.maximum.accumulate(
-        np.ceil(rows[:, 2] / (interval_s + rows[0, 1])[:, None] * (1 - 1e-12)), axis=1
-    )
+    lag = lags(rows[:, 2], (interval_s + rows[0, 1])[:, None])
     fits = (lag <= every * rows[:, 7]).all(axis=1)
     return interval_s[fits], every[fits]
 

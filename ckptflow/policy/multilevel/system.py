@@ -11,11 +11,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckptflow.errors import ConfigError
+
+F64s = NDArray[np.float64]
 
 LEVELS_MAX = 5
 POSITIONS_MAX = 1 << 17  # Saves in one pattern.
+ROUNDING = 1e-12  # A copy that arrives with the last bit of a segment is there with it.
 FAR_LEVEL = 3  # From here on copies outlive the allocation, and all nodes write to one place.
+
+
+def lags(latency_s: F64s, nominal_s: F64s | float) -> F64s:
+    """Return in how many segments of a length copies are there, none before one further in.
+
+    Args:
+        latency_s: from a save until its copy is there, shape (..., levels).
+        nominal_s: lengths of segments, which broadcast with that.
+    """
+    found: F64s = np.ceil(latency_s / nominal_s * (1 - ROUNDING))
+    return np.maximum.accumulate(found, axis=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,8 @@ class Level:
         capacity: how many checkpoints fit; ``None``: enough.
         size_bytes: what a checkpoint moves to here; only for accounts.
         price: of bringing a checkpoint here, in any currency; only for accounts.
+        restore_price: likewise of restoring one from here.
+        keep_price_per_s: likewise of what is kept here, for each second.
     """
 
     name: str
@@ -57,11 +76,13 @@ class Level:
     capacity: int | None = None
     size_bytes: float = 0.0
     price: float = 0.0
+    restore_price: float = 0.0
+    keep_price_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (
             "rate_per_s", "blocked_s", "latency_s", "interference", "recovery_s",
-            "size_bytes", "price",
+            "size_bytes", "price", "restore_price", "keep_price_per_s",
         ):  # fmt: skip
             value = getattr(self, name)
             if not 0 <= value < math.inf:

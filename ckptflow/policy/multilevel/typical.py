@@ -147,9 +147,16 @@ _OF_KIND: Final[Mapping[str, str]] = MappingProxyType({
     "object": "object", "fsspec": "object", "globus": "globus", "sftp": "sftp", "peer": "node",
 })  # fmt: skip
 
+_OF_LEVEL: Final = ("memory", "node", "node", "filesystem", "object")
+
 
 def typical(kind: str, level: int) -> Typical:
     """Return what is typical of a kind of tiers, as a site file names it, on a level."""
     if kind in _OF_KIND:
         return TYPICAL[_OF_KIND[kind]]
     return TYPICAL["filesystem" if level >= SHARED_LEVEL else "node"]
+
+
+def typical_of_level(level: int) -> Typical:
+    """Return what is typical of a level, where nothing is known of the tier but that."""
+    return TYPICAL[_OF_LEVEL[level]]
