@@ -31,10 +31,11 @@ from policy_rivals import feasible
 from replay_scenes import DAY, GB, QUICK, SCENES, TB, Scene
 from report import Claim, Row, arguments, finish, require, show
 
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.policy.failures.laws import Law, Trace
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.failures.single_level import daly_interval_s, young_interval_s
-from ckptflow.policy.multilevel.costs import SHARED_LEVEL, system_of
+from ckptflow.policy.multilevel.costs import system_of
 from ckptflow.policy.multilevel.exact import efficiency
 from ckptflow.policy.multilevel.presets import PRESETS
 from ckptflow.policy.multilevel.search import best_pattern

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ckptflow.errors import ConfigError
 
 NAME_MAX = 120
+SHARED_LEVEL = 3  # From here on all nodes see the same tier, and it outlives the allocation.
 STEP_MAX = 10**12 - 1  # What 12 digits of a key hold.
 STORE_KEY = "ckptflow-store.json"
 LINEAGES = "lineages"

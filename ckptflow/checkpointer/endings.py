@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ckptflow.errors import CheckpointError, NotFoundError, Preempted
 from ckptflow.flush import copy_checkpoint
-from ckptflow.model import Export, LineageId, Manifest
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage
+from ckptflow.model import SHARED_LEVEL, Export, LineageId, Manifest
+from ckptflow.store.catalog import Found, Lineage
 
 
 def export_of(lineage: Lineage, step: int) -> Export:

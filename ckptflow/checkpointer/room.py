@@ -59,7 +59,7 @@ class Room:
 
     def _ask(self, name: str, folder: Path) -> None:
         try:
-            self._free[name] = _free(folder)
+            self._free[name] = free_in(folder)
         except OSError:
             self._free.pop(name, None)
         finally:
@@ -72,7 +72,12 @@ def folder_of(tier: Tier) -> Path | None:
     return Path(path) if tier.spec.get("kind") == "posix" and isinstance(path, str) else None
 
 
-def _free(folder: Path) -> int:
-    while not folder.exists() and folder != folder.parent:
+def free_in(folder: Path) -> int:
+    """Return the room of the file system in which a folder is, or will be.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free

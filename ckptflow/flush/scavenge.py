@@ -19,8 +19,8 @@ from ckptflow.errors import CheckpointError, NotFoundError, TierError
 from ckptflow.flush.copying import Transport, copy_checkpoint
 from ckptflow.flush.limits import Bandwidth, ByteBudget
 from ckptflow.flush.options import Flushing
-from ckptflow.model import LineageId, Manifest
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, lineages
+from ckptflow.model import SHARED_LEVEL, LineageId, Manifest
+from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.tiers.tier import Tier
 
 Outcome = Literal["copied", "late", "failed"]

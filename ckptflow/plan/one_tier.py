@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from statistics import fmean, median, stdev
 from types import TracebackType
 from typing import Any, Self
 
+from ckptflow.checkpointer.room import free_in
 from ckptflow.errors import CheckpointError, TierFull
 from ckptflow.plan.calibration import MeasuredTier, SaveCosts, Totals
 from ckptflow.plan.crew import Crew
@@ -220,11 +220,9 @@ class OneTier:
 def free_bytes(model: TierModel) -> int | None:
     """Return the room that a tier has left, as far as this computer can tell."""
     if model.folder is not None:
-        folder = model.folder.absolute()
         try:
-            there = next(one for one in (folder, *folder.parents) if one.is_dir())
-            return shutil.disk_usage(there).free
-        except (OSError, StopIteration):
+            return free_in(model.folder.absolute())
+        except OSError:
             return None
     capacity: int | None = getattr(model, "capacity_bytes", None)
     if model.kind in {"memory", "shared_memory"}:

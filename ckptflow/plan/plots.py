@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.plan.tune import Answer
 from ckptflow.policy.multilevel.closed_form import best_levels, first_order_pattern
 from ckptflow.policy.multilevel.exact import efficiencies, efficiency
@@ -31,7 +32,6 @@ _INTERVALS, _COUNTS = 41, 17
 _COUNT_MAX = 4096
 _SIMULATED_EVENTS = 2_000_000
 _SIMULATED_ERROR = 2e-3
-_FAR_LEVEL = 3
 _OF_FAILURES = ("again", "recovery", "waiting")
 _COLOURS = {
     "useful": "#4c9f70", "blocked": "#e0a030", "interference": "#e8d070", "failures": "#b04050",
@@ -90,7 +90,7 @@ def patterns(answer: Answer) -> dict[str, Pattern]:
     found = {"ours": answer.tuning.pattern}
     found["first order"] = first_order_pattern(system, best_levels(system).used)
     for at, level in enumerate(system.levels):
-        if level.number < _FAR_LEVEL:
+        if level.number < SHARED_LEVEL:
             continue
         used = [place == at for place in range(len(system.levels))]
         best = climb(system, first_order_pattern(system, used))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptflow.errors import ConfigError, NoProgress
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.plan.met import Met
 from ckptflow.plan.schemes import LEVEL, label, redundant_tier, schemes, survival
 from ckptflow.plan.sources import GivenTier, Measured, Sourced, node_tier, sourced_tiers
@@ -19,7 +20,7 @@ from ckptflow.policy.failures.estimation import Beliefs
 from ckptflow.policy.failures.known import KNOWN, known
 from ckptflow.policy.failures.rates import Rates, rates_of
 from ckptflow.policy.failures.survival import Redundancy
-from ckptflow.policy.multilevel.costs import SHARED_LEVEL, Reaction, Workload, system_of
+from ckptflow.policy.multilevel.costs import Reaction, Workload, system_of
 from ckptflow.policy.multilevel.presets import Aim, preset
 from ckptflow.policy.multilevel.surrogate import Surrogate
 from ckptflow.policy.multilevel.system import Pattern, System

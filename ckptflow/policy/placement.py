@@ -11,9 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptflow.errors import ConfigError
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.units import format_bytes, format_seconds
-
-FAR_LEVEL = 3  # From here on copies outlive the allocation.
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def _asked_for(
 ) -> tuple[bool, str]:
     """Return whether the counts ask for it, and why."""
     if not rule.every:
-        far = [one for one in ordered if one.level >= FAR_LEVEL]
+        far = [one for one in ordered if one.level >= SHARED_LEVEL]
         if occasion.last and far and far[0] is rule and not any(one.every for one in far):
             return True, "the last checkpoint needs a tier that outlives the allocation"
         return False, "the plan does not use this tier"
@@ -189,7 +188,7 @@ def _too_late(rule: TierRule, occasion: Occasion, ordered: Sequence[TierRule]) -
     left_s = occasion.left_s
     if left_s is None or rule.copy_s is None or rule.copy_s <= left_s:
         return ""
-    lasting = [one for one in ordered if one.level >= FAR_LEVEL and one.every]
+    lasting = [one for one in ordered if one.level >= SHARED_LEVEL and one.every]
     quickest = min(lasting, key=lambda one: one.copy_s or 0.0, default=None)
     if quickest is rule:
         return ""

@@ -34,7 +34,7 @@ from ckptflow.data.fit import ABSENT
 from ckptflow.errors import ConfigError, CorruptionError, NotFoundError
 from ckptflow.flush.limits import NICE_MAX
 from ckptflow.flush.options import STREAMS_MAX, Flushing
-from ckptflow.model import Export, LineageId
+from ckptflow.model import SHARED_LEVEL, Export, LineageId
 from ckptflow.policy.capture import parse_capture
 from ckptflow.policy.interval import parse_interval
 from ckptflow.policy.multilevel.rule import MultiLevel
@@ -56,7 +56,7 @@ from ckptflow.site.tiers import (
     open_tiers,
     served_tier,
 )
-from ckptflow.store.catalog import SHARED_LEVEL, Lineage
+from ckptflow.store.catalog import Lineage
 from ckptflow.store.packing import parse_packing
 from ckptflow.store.resume import restore_newest
 from ckptflow.tiers.tier import Tier

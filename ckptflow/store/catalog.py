@@ -27,6 +27,7 @@ from ckptflow.errors import (
 )
 from ckptflow.model import (
     LINEAGES,
+    SHARED_LEVEL,
     STEP_MAX,
     CheckpointId,
     LineageId,
@@ -37,8 +38,6 @@ from ckptflow.model import (
 from ckptflow.store.descriptor import RECORD_BYTES_MAX, check_store, ensure_store
 from ckptflow.store.origin import origin
 from ckptflow.tiers.tier import Tier, last_keys
-
-SHARED_LEVEL = 3  # From this level on all nodes of a machine see the same tier.
 
 _CLAIM_TRIES = 1000
 _LOOK_AT, _LOOK_FACTOR = 16, 8  # Keys looked at for the newest checkpoint: first, then.

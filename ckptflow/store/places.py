@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ckptflow.store.catalog import SHARED_LEVEL
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.tiers.opening import spec_of
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptflow.errors import ConfigError
-from ckptflow.policy.placement import FAR_LEVEL, Occasion, Placement, TierRule, plan
+from ckptflow.model import SHARED_LEVEL
+from ckptflow.policy.placement import Occasion, Placement, TierRule, plan
 
 NVME = TierRule("nvme", 1)
 PFS = TierRule("pfs", 3, every=10)
@@ -216,7 +217,7 @@ def test_each_checkpoint_goes_somewhere_and_never_where_there_is_no_room_but_for
     assert going
     for rule in going[1:]:
         assert size_bytes is None or rule.free_bytes is None or rule.free_bytes >= size_bytes
-    lasting = [rule for rule in rules if rule.level >= FAR_LEVEL and rule.every]
+    lasting = [rule for rule in rules if rule.level >= SHARED_LEVEL and rule.every]
     fits = [
         rule
         for rule in lasting
@@ -224,4 +225,4 @@ def test_each_checkpoint_goes_somewhere_and_never_where_there_is_no_room_but_for
         or (rule.free_bytes or 10**9) >= size_bytes <= (rule.limit_bytes or 10**9)
     ]
     if last and len(fits) == len(lasting) > 0 and left_s is None:
-        assert any(rule.level >= FAR_LEVEL for rule in going)
+        assert any(rule.level >= SHARED_LEVEL for rule in going)

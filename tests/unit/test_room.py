@@ -57,7 +57,7 @@ def test_it_is_asked_again_after_a_while(
     tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([100, 50])
-    monkeypatch.setattr(room, "_free", lambda _folder: next(answers))
+    monkeypatch.setattr(room, "free_in", lambda _folder: next(answers))
     later = Later()
     asked = Room([PosixTier(tmp_path, name="p", level=3)], clock=lambda: now[0], apart=later)
     for at_s, expected in ((0.0, {}), (1.0, {"p": 100}), (AGAIN_S + 1, {"p": 100})):
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_asked_is_not_known(
     def fail(_folder: Path) -> int:
         raise OSError
 
-    monkeypatch.setattr(room, "_free", fail)
+    monkeypatch.setattr(room, "free_in", fail)
     asked = Room([PosixTier(tmp_path, name="p", level=3)], apart=lambda work: work())
     assert asked.free_bytes() == {}
     assert asked.free_bytes() == {}

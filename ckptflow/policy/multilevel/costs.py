@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptflow.errors import ConfigError
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.system import Level, System
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 from ckptflow.units import format_bytes
 
 GB, MONTH_S = 10**9, 30 * 86_400.0
-SHARED_LEVEL = 3  # From here on all nodes write to the same place.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

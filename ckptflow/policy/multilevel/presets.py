@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.policy.failures.rates import Rates
 from ckptflow.policy.multilevel.closed_form import spread
 from ckptflow.policy.multilevel.search import Found, Score, best_pattern
-from ckptflow.policy.multilevel.system import FAR_LEVEL, Pattern, System
+from ckptflow.policy.multilevel.system import Pattern, System
 
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
@@ -124,7 +125,7 @@ def _far_allowed_s(system: System, aim: Aim) -> float | None:
     takes = [
         level.latency_s / level.in_flight
         for level in system.levels
-        if level.number >= FAR_LEVEL and (level.capacity is None or level.capacity >= 2)
+        if level.number >= SHARED_LEVEL and (level.capacity is None or level.capacity >= 2)
     ]
     return max(aim.far_every_s, min(takes, default=0.0))
 
@@ -167,7 +168,7 @@ def price_per_s(
             one.keep_price_per_s + one.rate_per_s * one.restore_price for one in levels
         )
     else:
-        moved = [one.size_bytes / 1e9 if one.number >= FAR_LEVEL else 0.0 for one in levels]
+        moved = [one.size_bytes / 1e9 if one.number >= SHARED_LEVEL else 0.0 for one in levels]
     spent: F64s = (np.array(moved) / every).sum(axis=1) * found / interval_s + standing
     return spent
 
@@ -205,7 +206,7 @@ def _far(system: System, used: tuple[bool, ...]) -> int | None:
     numbers = [
         level.number for level, is_used in zip(system.levels, used, strict=True) if is_used
     ]
-    return next((at for at, number in enumerate(numbers) if number >= FAR_LEVEL), None)
+    return next((at for at, number in enumerate(numbers) if number >= SHARED_LEVEL), None)
 
 
 def longest_far_s(system: System, pattern: Pattern) -> float:

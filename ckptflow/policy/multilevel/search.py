@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptflow.errors import ConfigError
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.policy.multilevel.closed_form import (
     SEARCHED_MAX,
     best_levels,
@@ -26,7 +27,7 @@ from ckptflow.policy.multilevel.closed_form import (
     spread,
 )
 from ckptflow.policy.multilevel.exact import efficiencies
-from ckptflow.policy.multilevel.system import FAR_LEVEL, Pattern, System
+from ckptflow.policy.multilevel.system import Pattern, System
 
 F64s = NDArray[np.float64]
 I64s = NDArray[np.int64]
@@ -92,8 +93,8 @@ def _idle(system: System, places: Sequence[int], needed: int) -> bool:
         return True
     if places[-2] < needed:
         return False
-    return system.levels[places[-2]].number >= FAR_LEVEL or (
-        system.levels[places[-1]].number < FAR_LEVEL
+    return system.levels[places[-2]].number >= SHARED_LEVEL or (
+        system.levels[places[-1]].number < SHARED_LEVEL
     )
 
 

@@ -21,7 +21,6 @@ F64s = NDArray[np.float64]
 LEVELS_MAX = 5
 POSITIONS_MAX = 1 << 17  # Saves in one pattern.
 ROUNDING = 1e-12  # A copy that arrives with the last bit of a segment is there with it.
-FAR_LEVEL = 3  # From here on copies outlive the allocation, and all nodes write to one place.
 
 
 def lags(latency_s: F64s, nominal_s: F64s | float) -> F64s:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from ckptflow.policy.multilevel.costs import SHARED_LEVEL
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.policy.multilevel.tier_costs import TierCosts
 
 FRONTIER_NODES: Final = 9408

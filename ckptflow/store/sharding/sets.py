@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ckptflow.errors import CheckpointError, ConfigError, NotFoundError, TierError
 from ckptflow.manifest import seal
-from ckptflow.model import LINEAGES, CheckpointId, LineageId, Shard
-from ckptflow.store.catalog import SHARED_LEVEL, Found, Lineage, lineages
+from ckptflow.model import LINEAGES, SHARED_LEVEL, CheckpointId, LineageId, Shard
+from ckptflow.store.catalog import Found, Lineage, lineages
 from ckptflow.store.descriptor import check_store
 from ckptflow.store.find import is_there
 from ckptflow.tiers.tier import Tier

@@ -22,10 +22,10 @@ from ckptflow.errors import CheckpointError, FlushError, TierUnavailable
 from ckptflow.flush.agent.asking import ask, folder_of, wait_for_run
 from ckptflow.flush.options import Flushing
 from ckptflow.flush.scavenge import scavenge
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.site import Site
 from ckptflow.site.executor import LocalAllocation
 from ckptflow.site.tiers import open_tiers, tier_model
-from ckptflow.store.catalog import SHARED_LEVEL
 from ckptflow.tiers.tier import Tier
 from ckptflow.workflow.attempt import tiers_as_text
 

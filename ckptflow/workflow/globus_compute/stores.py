@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptflow.errors import NotFoundError, TierError
-from ckptflow.store.catalog import SHARED_LEVEL
+from ckptflow.model import SHARED_LEVEL
 from ckptflow.store.descriptor import ensure_store, store_id
 from ckptflow.workflow.attempt import opened_tiers
 
